@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class MeteringConfig(AppConfig):
+    name = "backend.metering"
+    label = "metering"

@@ -1,0 +1,26 @@
+"""States of devices and of sub-stages, with a sentence per edge."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class DeviceState(StrEnum):
+    READY = "ready"
+    DRAINING = "draining"
+    LOST = "lost"
+
+
+class SubStageStatus(StrEnum):
+    READY = "ready"
+    GRANTED = "granted"
+    DONE = "done"
+    LOST = "lost"
+
+
+SUBSTAGE_EDGES: dict[tuple[SubStageStatus, SubStageStatus], str] = {
+    (SubStageStatus.READY, SubStageStatus.GRANTED): "The scheduler gave it a share of a device.",
+    (SubStageStatus.READY, SubStageStatus.LOST): "Its attempt ended before it was granted.",
+    (SubStageStatus.GRANTED, SubStageStatus.DONE): "The pipeline reported when it started and ended.",
+    (SubStageStatus.GRANTED, SubStageStatus.LOST): "Its attempt ended while it ran.",
+}
