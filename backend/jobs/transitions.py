@@ -1,0 +1,106 @@
+"""The one place where a status changes: guarded, recorded, and told, in one transaction."""
+
+from __future__ import annotations
+
+from django.db import transaction
+from django.utils import timezone
+
+from backend.jobs.events import event_add
+from backend.jobs.models import Attempt, Event, Job, Transition
+from backend.jobs.states import (
+    ATTEMPT_TERMINAL,
+    JOB_TERMINAL,
+    REASON_TEXT,
+    AttemptStatus,
+    JobStatus,
+    Reason,
+    attempt_may_change,
+    job_may_change,
+)
+from backend.notify.services import SCHEDULER, ring
+
+
+class IllegalTransition(Exception):
+    """An edge that the table of states does not have: a bug of the caller."""
+
+
+@transaction.atomic
+def job_status_change(
+    *,
+    job: Job,
+    new: JobStatus,
+    reason: Reason,
+    actor: str,
+    detail: str = "",
+    attempt: Attempt | None = None,
+    stimulus: str = "",
+    error_param: str = "",
+) -> bool:
+    """Move the job from the status the caller has read to ``new``; False when somebody was faster."""
+    old = JobStatus(job.status)
+    if not job_may_change(old, new):
+        raise IllegalTransition(f"job {job.public_id}: {old} -> {new}")
+    now = timezone.now()
+    changes: dict[str, object] = {
+        "status": new,
+        "reason": reason,
+        "detail": detail,
+        "error_param": error_param,
+        "wait_code": "",
+        "wait_text": "",
+        "ahead": 0,
+    }
+    if new is JobStatus.QUEUED:
+        changes["queued_at"] = now
+    if new is JobStatus.RUNNING and job.started_at is None:
+        changes["started_at"] = now
+    if new in JOB_TERMINAL:
+        changes["finished_at"] = now
+    if not Job.objects.filter(pk=job.pk, status=old).update(**changes):
+        return False
+    for name, value in changes.items():
+        setattr(job, name, value)
+    Transition.objects.create(
+        job=job, attempt=attempt, old=old, new=new, reason=reason, detail=detail, actor=actor, stimulus=stimulus
+    )
+    text = REASON_TEXT[reason].format(detail=detail)
+    level = "error" if new is JobStatus.FAILED else "info"
+    event_add(
+        job=job, type=Event.Type.STATUS, message=text, data={"status": new, "reason": reason}, level=level
+    )
+    ring(SCHEDULER, why=f"job {new}")
+    return True
+
+
+@transaction.atomic
+def attempt_status_change(
+    *,
+    attempt: Attempt,
+    new: AttemptStatus,
+    reason: Reason,
+    actor: str,
+    detail: str = "",
+    stimulus: str = "",
+) -> bool:
+    """The same for an attempt."""
+    old = AttemptStatus(attempt.status)
+    if not attempt_may_change(old, new):
+        raise IllegalTransition(f"attempt {attempt.pk}: {old} -> {new}")
+    changes: dict[str, object] = {"status": new, "reason": reason, "detail": detail}
+    if new in ATTEMPT_TERMINAL:
+        changes["ended_at"] = timezone.now()
+    if not Attempt.objects.filter(pk=attempt.pk, status=old).update(**changes):
+        return False
+    for name, value in changes.items():
+        setattr(attempt, name, value)
+    Transition.objects.create(
+        job_id=attempt.job_id,
+        attempt=attempt,
+        old=old,
+        new=new,
+        reason=reason,
+        detail=detail,
+        actor=actor,
+        stimulus=stimulus,
+    )
+    return True
