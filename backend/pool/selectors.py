@@ -1,0 +1,97 @@
+"""Reading the pool: timelines for pages, and the rows a scheduling decision sees."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Q, QuerySet
+
+from backend.jobs.models import Attempt, Job
+from backend.jobs.states import ATTEMPT_TERMINAL, JobStatus
+from backend.pool.models import Device, Placement, Resident, SubStage
+from backend.pool.states import SubStageStatus
+
+
+def devices() -> QuerySet[Device]:
+    return Device.objects.select_related("node").order_by("name")
+
+
+def queued_jobs() -> QuerySet[Job]:
+    return Job.objects.filter(status=JobStatus.QUEUED).order_by("id")
+
+
+def live_attempts() -> QuerySet[Attempt]:
+    over = [status.value for status in ATTEMPT_TERMINAL]
+    return Attempt.objects.exclude(status__in=over).select_related("job").order_by("id")
+
+
+def open_placements() -> QuerySet[Placement]:
+    return Placement.objects.filter(closed_at__isnull=True).select_related("device").order_by("id")
+
+
+def open_substages() -> QuerySet[SubStage]:
+    return (
+        SubStage.objects.filter(status__in=[SubStageStatus.READY, SubStageStatus.GRANTED])
+        .select_related("device__node")
+        .order_by("id")
+    )
+
+
+def residents() -> QuerySet[Resident]:
+    return Resident.objects.select_related("device").order_by("id")
+
+
+def job_timeline(
+    job: Job, *, since: datetime | None = None, until: datetime | None = None, limit: int = 2000
+) -> list[dict[str, Any]]:
+    """Sub-stages of the job, and of others on the devices it used meanwhile, newest ``limit``, oldest first.
+
+    Rows: device, kind, step, worker, started_at, ended_at, share, tokens, mine. Of a neighbour only the
+    device, the interval, the kind and the share are told.
+    """
+    own = _interval(SubStage.objects.filter(job=job, ended_at__isnull=False), since, until)
+    mine = list(_timeline_values(own.order_by("-started_at")[:limit]))
+    if not mine:
+        return []
+    first, last = min(row["started_at"] for row in mine), max(row["ended_at"] for row in mine)
+    used = {row["device__name"] for row in mine if row["device__name"]}
+    others = (
+        _interval(SubStage.objects.filter(device__name__in=used, ended_at__isnull=False), first, last)
+        .exclude(job=job)
+        .order_by("-started_at")[:limit]
+    )
+    rows = [_timeline_row(row, mine=True) for row in mine]
+    rows += [_timeline_row(row, mine=False) for row in _timeline_values(others)]
+    return sorted(rows, key=lambda row: row["started_at"])
+
+
+def _interval(
+    rows: QuerySet[SubStage], since: datetime | None, until: datetime | None
+) -> QuerySet[SubStage]:
+    within = Q()
+    if since is not None:
+        within &= Q(ended_at__gte=since)
+    if until is not None:
+        within &= Q(started_at__lte=until)
+    return rows.filter(within)
+
+
+def _timeline_values(rows: QuerySet[SubStage]) -> QuerySet[SubStage, dict[str, Any]]:
+    return rows.values(
+        "device__name", "kind", "step", "worker", "started_at", "ended_at", "share", "tokens"
+    )
+
+
+def _timeline_row(row: dict[str, Any], *, mine: bool) -> dict[str, Any]:
+    return {
+        "device": row["device__name"],
+        "kind": row["kind"],
+        "started_at": row["started_at"],
+        "ended_at": row["ended_at"],
+        "share": row["share"],
+        "mine": mine,
+        "step": row["step"] if mine else None,
+        "worker": row["worker"] if mine else None,
+        "tokens": row["tokens"] if mine else None,
+    }

@@ -1,0 +1,211 @@
+"""Writing the pool's facts: nodes and devices, holds, sub-stages, residents, decisions.
+
+Each write names the state it expects. Where somebody was faster it returns False and has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+
+from backend.jobs.events import event_add
+from backend.jobs.models import Attempt, Event
+from backend.notify.services import SCHEDULER, ring
+from backend.pool.models import Decision, Device, Node, Placement, Resident, SubStage
+from backend.pool.states import DeviceState, SubStageStatus
+from workers.protocol import Finished, Offer
+
+
+@dataclass(frozen=True)
+class DeviceSeen:
+    """A device as a node of the cluster announces it."""
+
+    index: int
+    kind: str
+    type: str
+    threads: int
+    memory_bytes: int
+    saturation_batch: int
+
+
+@transaction.atomic
+def node_seen(
+    *, name: str, ray_node_id: str, address: str, devices: Iterable[DeviceSeen], now: datetime
+) -> Node:
+    """Register a live node and its devices; a device that was lost comes back into service."""
+    node, _ = Node.objects.update_or_create(
+        name=name,
+        defaults={"ray_node_id": ray_node_id, "address": address, "alive": True, "seen_at": now},
+    )
+    for seen in devices:
+        described = {
+            "kind": seen.kind,
+            "type": seen.type,
+            "threads": seen.threads,
+            "memory_bytes": seen.memory_bytes,
+            "saturation_batch": seen.saturation_batch,
+        }
+        device, created = Device.objects.get_or_create(
+            name=f"{name}/{seen.kind}{seen.index}",
+            defaults={
+                **described,
+                "node": node,
+                "index": seen.index,
+                "price_micro_usd_hour": settings.DEVICE_PRICE_MICRO_USD_PER_HOUR[seen.kind],
+                "in_service_at": now,
+                "metered_until": now,
+            },
+        )
+        if not created:
+            Device.objects.filter(pk=device.pk).update(**described)
+            Device.objects.filter(pk=device.pk, state=DeviceState.LOST).update(state=DeviceState.READY)
+    return node
+
+
+@transaction.atomic
+def node_gone(*, node: Node) -> None:
+    """The node left the cluster: its devices take no work, and what was loaded on them is gone."""
+    Node.objects.filter(pk=node.pk).update(alive=False)
+    Device.objects.filter(node=node).update(state=DeviceState.LOST)
+    Resident.objects.filter(device__node=node).delete()
+
+
+def device_drain(*, device: Device) -> bool:
+    """Let the device finish what it runs and give it nothing more."""
+    changed = Device.objects.filter(pk=device.pk, state=DeviceState.READY).update(state=DeviceState.DRAINING)
+    ring(SCHEDULER, why="device drained")
+    return bool(changed)
+
+
+def device_return(*, device: Device) -> bool:
+    changed = Device.objects.filter(pk=device.pk, state=DeviceState.DRAINING).update(state=DeviceState.READY)
+    ring(SCHEDULER, why="device returned")
+    return bool(changed)
+
+
+def placements_open(*, attempt: Attempt, devices: Sequence[Device], reason: str, now: datetime) -> bool:
+    """Give worker ``w`` of the attempt ``devices[w]``: all of them, or none when one is taken."""
+    try:
+        with transaction.atomic():
+            Placement.objects.bulk_create(
+                Placement(attempt=attempt, device=device, worker=worker, reason=reason[:300], opened_at=now)
+                for worker, device in enumerate(devices)
+            )
+            Attempt.objects.filter(pk=attempt.pk).update(home=[device.name for device in devices])
+    except IntegrityError:
+        return False
+    return True
+
+
+def placements_close(*, attempt: Attempt, now: datetime) -> int:
+    return Placement.objects.filter(attempt=attempt, closed_at__isnull=True).update(closed_at=now)
+
+
+def substage_offer(*, attempt: Attempt, offer: Offer, now: datetime) -> SubStage:
+    return SubStage.objects.create(
+        attempt=attempt,
+        job_id=attempt.job_id,
+        node=offer.node,
+        step=offer.step,
+        worker=offer.worker,
+        kind=offer.kind,
+        sequences=offer.sequences,
+        offered_at=now,
+    )
+
+
+def substage_grant(
+    *, attempt_id: int, node: str, device: Device | None, share: float, action_id: str, now: datetime
+) -> bool:
+    return bool(
+        SubStage.objects.filter(attempt_id=attempt_id, node=node, status=SubStageStatus.READY).update(
+            status=SubStageStatus.GRANTED, device=device, share=share, action_id=action_id, granted_at=now
+        )
+    )
+
+
+@transaction.atomic
+def substage_finish(*, attempt: Attempt, finished: Finished, now: datetime) -> SubStage | None:
+    """Record when a granted sub-stage ran.
+
+    The interval is cut to [granted, now], and to what the ledger of the device has not closed yet: no clock
+    of another machine can move a bill outside the time in which the device was the job's.
+    """
+    substage = (
+        SubStage.objects.select_for_update(of=("self",))
+        .select_related("device")
+        .filter(attempt=attempt, node=finished.node, status=SubStageStatus.GRANTED)
+        .first()
+    )
+    if substage is None:
+        return None
+    started = min(max(_utc(finished.started_at), substage.granted_at), now)
+    substage.started_at = started
+    substage.ended_at = min(max(_utc(finished.ended_at), started), now)
+    substage.tokens = finished.tokens
+    substage.status = SubStageStatus.DONE
+    substage.save(update_fields=["started_at", "ended_at", "tokens", "status"])
+    event_add(job=attempt.job, type=Event.Type.SUBSTAGE, data=substage_row(substage))
+    return substage
+
+
+def substage_row(substage: SubStage) -> dict[str, object]:
+    """What a timeline shows of a sub-stage."""
+    return {
+        "node": substage.node,
+        "kind": substage.kind,
+        "step": substage.step,
+        "worker": substage.worker,
+        "device": substage.device.name if substage.device else None,
+        "share": substage.share,
+        "started_at": substage.started_at.timestamp(),
+        "ended_at": substage.ended_at.timestamp(),
+        "tokens": substage.tokens,
+    }
+
+
+def _utc(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, tz=UTC)
+
+
+def substages_lose(*, attempt: Attempt) -> int:
+    """The attempt is over: what it had offered or begun will not be reported."""
+    return SubStage.objects.filter(
+        attempt=attempt, status__in=[SubStageStatus.READY, SubStageStatus.GRANTED]
+    ).update(status=SubStageStatus.LOST)
+
+
+def resident_use(*, device: Device, weights_key: str, weights_bytes: int, now: datetime) -> None:
+    Resident.objects.update_or_create(
+        device=device, weights_key=weights_key, defaults={"bytes": weights_bytes, "last_used_at": now}
+    )
+
+
+def resident_evict(*, device: Device, weights_key: str) -> bool:
+    deleted, _ = Resident.objects.filter(device=device, weights_key=weights_key).delete()
+    return bool(deleted)
+
+
+def decision_add(
+    *,
+    kind: str,
+    reason: str,
+    stimulus: str,
+    now: datetime,
+    job_id: int | None = None,
+    attempt_id: int | None = None,
+    device: Device | None = None,
+) -> None:
+    Decision.objects.create(
+        at=now,
+        stimulus=stimulus[:100],
+        kind=kind,
+        job_id=job_id,
+        attempt_id=attempt_id,
+        device=device,
+        reason=reason[:300],
+    )
