@@ -1,0 +1,202 @@
+"""A pool of sandbox processes that many callers may use at once.
+
+    grade(A, 32 calls) ─┐                    ┌► process of owner A, loaded and warm
+    grade(B, 32 calls) ─┴► one call a turn ──┼► process of owner B
+                                             └► blank: interpreter up, nothing loaded yet
+
+``size`` calls run at a time. A batch goes to the back of the queue after each call, so a batch of slow grades
+does not starve another's. A process serves one (owner, source) for life: between batches it waits warm for the
+same key; it is killed when others need the room, after ``MAX_CALLS`` calls, and after a failure of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from workers.sandbox.process import CallResult, FailureKind, ReplyMissing, SandboxProcess
+
+MAX_CALLS = 500
+
+Key = tuple[str, str]  # owner, source
+Call = tuple[dict, dict]  # sample, item
+
+
+class Batch:
+    """The calls of one ``grade``, and what is known of them so far."""
+
+    def __init__(
+        self, key: Key, calls: Sequence[Call], timeout_s: float, load_timeout_s: float, paths: tuple[str, ...]
+    ):
+        self.key, self.paths = key, paths
+        self.timeout_s, self.load_timeout_s = timeout_s, load_timeout_s
+        self.pending = deque(enumerate(calls))
+        self.results: list[Future[CallResult]] = [Future() for _ in calls]
+        self.broken: CallResult | None = None  # the grader cannot be loaded: every further call fails alike
+
+
+class SandboxPool:
+    """Runs ``grade(sample, item)`` of untrusted sources; ``close`` leaves no process."""
+
+    def __init__(self, size: int, scratch_root: Path | None = None):
+        if size < 1:
+            raise ValueError("a sandbox pool needs at least one process")
+        self.size = size
+        self._scratch_root = scratch_root
+        self._lock = threading.Lock()
+        self._closed = False
+        self._batch_numbers = itertools.count()
+        self._idle: list[tuple[Key, SandboxProcess]] = []  # the longest unused first
+        self._leased: set[SandboxProcess] = set()
+        self._blank: SandboxProcess | None = SandboxProcess(scratch_root)
+        self._threads = ThreadPoolExecutor(size, thread_name_prefix="sandbox")
+
+    def __enter__(self) -> SandboxPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def grade(
+        self,
+        source: str,
+        calls: Sequence[Call],
+        timeout_s: float,
+        *,
+        owner: str | None = None,
+        load_timeout_s: float | None = None,
+        paths: tuple[str, ...] = (),
+    ) -> list[CallResult]:
+        """One result for each call, in order; ``timeout_s`` is the wall clock of a single call.
+
+        ``owner`` names whose code it is (a run, a tenant): its processes stay warm for the same owner's next
+        batch. Without one they end with the batch. Running the source's top level may take ``load_timeout_s``
+        (left out: ``timeout_s``). ``paths`` are further import folders, for graders of our own.
+        """
+        key = (owner or f"batch {next(self._batch_numbers)}", source)
+        batch = Batch(key, calls, timeout_s, load_timeout_s or timeout_s, paths)
+        try:
+            for _ in range(min(self.size, len(calls))):
+                self._submit(batch)
+            return [result.result() for result in batch.results]
+        finally:
+            batch.pending.clear()
+            if owner is None:
+                self._evict([process for at, process in self._idle_now() if at == key])
+
+    def close(self) -> None:
+        """Kill every process, busy ones too; their callers get a failure."""
+        with self._lock:
+            self._closed = True
+            for process in self._leased:
+                process.interrupt()
+        self._threads.shutdown(wait=True)
+        self._evict([process for _, process in self._idle_now()])
+        if self._blank is not None:
+            self._blank.kill()
+
+    # ------------------------------------------------------------ turns, in the pool's threads
+
+    def _submit(self, batch: Batch) -> None:
+        try:
+            self._threads.submit(self._turn, batch)
+        except RuntimeError:  # the pool was closed
+            while (call := take(batch)) is not None:
+                batch.results[call[0]].set_result(closed())
+
+    def _turn(self, batch: Batch) -> None:
+        """Run one call of the batch, then queue up again behind the others."""
+        if (call := take(batch)) is None:
+            return
+        index, (sample, item) = call
+        try:
+            result = self._run(batch, sample, item)
+        except Exception as error:  # e.g. no process could be started: the caller must still get an answer
+            result = CallResult(None, f"{type(error).__name__}: {error}", FailureKind.SANDBOX)
+        batch.results[index].set_result(result)
+        self._submit(batch)
+
+    def _run(self, batch: Batch, sample: dict, item: dict) -> CallResult:
+        if batch.broken is not None:
+            return batch.broken
+        process = self._lease(batch.key)
+        if process is None:
+            return closed()
+        try:
+            if not process.loaded:
+                failure = process.load(batch.key[1], batch.load_timeout_s, batch.paths)
+                if failure is not None:
+                    batch.broken = failure
+                    return failure
+            return process.grade(sample, item, batch.timeout_s)
+        finally:
+            self._release(batch.key, process)
+
+    # ------------------------------------------------------------ processes
+
+    def _lease(self, key: Key) -> SandboxProcess | None:
+        """A warm process of the key, else the blank one, else a new one; None once the pool is closed."""
+        with self._lock:
+            if self._closed:
+                return None
+            warm = [entry for entry in self._idle if entry[0] == key]
+            if warm:
+                self._idle.remove(warm[-1])
+                process = warm[-1][1]
+            else:
+                process = self._blank or SandboxProcess(self._scratch_root)
+                self._blank = SandboxProcess(self._scratch_root)
+            self._leased.add(process)
+        return process
+
+    def _release(self, key: Key, process: SandboxProcess) -> None:
+        with self._lock:
+            self._leased.discard(process)
+            if process.alive and process.loaded and process.calls < MAX_CALLS:
+                self._idle.append((key, process))
+                surplus = [entry[1] for entry in self._idle[: -self.size]]
+            else:
+                surplus = [process]
+        self._evict(surplus)
+
+    def _idle_now(self) -> list[tuple[Key, SandboxProcess]]:
+        with self._lock:
+            return list(self._idle)
+
+    def _evict(self, processes: list[SandboxProcess]) -> None:
+        with self._lock:
+            self._idle = [entry for entry in self._idle if entry[1] not in processes]
+        for process in processes:
+            process.kill()
+
+
+def take(batch: Batch) -> tuple[int, Call] | None:
+    try:
+        return batch.pending.popleft()
+    except IndexError:
+        return None
+
+
+def closed() -> CallResult:
+    return CallResult(None, "the sandbox pool was closed", FailureKind.SANDBOX)
+
+
+def check_source(source: str) -> None:
+    """Refuse a source that does not compile or defines no ``grade(sample, item)``, without running it.
+
+    Raises ValueError that names the line. The compiler runs in a sandbox process too: hostile sources can
+    exhaust it.
+    """
+    process = SandboxProcess()
+    try:
+        problem = process.check(source)
+    except ReplyMissing as missing:
+        raise ValueError(f"line 1: the source cannot be checked: {missing}") from None
+    finally:
+        process.kill()
+    if problem is not None:
+        raise ValueError(problem)
