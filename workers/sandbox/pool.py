@@ -5,8 +5,8 @@
                                              └► blank: interpreter up, nothing loaded yet
 
 ``size`` calls run at a time. A batch goes to the back of the queue after each call, so a batch of slow grades
-does not starve another's. A process serves one (owner, source) for life: between batches it waits warm for the
-same key; it is killed when others need the room, after ``MAX_CALLS`` calls, and after a failure of its own.
+does not starve another's. A process serves one (owner, source) for life: between batches it waits warm for
+its key; it is killed when others need the room, after ``MAX_CALLS`` calls, and after a failure of its own.
 """
 
 from __future__ import annotations

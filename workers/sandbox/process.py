@@ -47,7 +47,7 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True)
 class CallResult:
-    """One call of ``grade``: a finite score, or an error and its kind; ``seconds`` is the call's wall clock."""
+    """One call of ``grade``: a finite score, or an error and its kind; ``seconds`` of wall clock."""
 
     score: float | None
     error: str | None = None

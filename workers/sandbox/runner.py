@@ -1,8 +1,8 @@
 """The child: confine yourself, load one grader, grade until the pipe closes.
 
-Run as a script by a fresh interpreter that sees the standard library only. Messages are JSON, each preceded by
-its length in 4 bytes, big-endian. The first one sent is ``{"op": "hello"}``, so that the parent's clock for a
-tenant's code starts after the interpreter's own start. Requests and replies:
+Run as a script by a fresh interpreter that sees the standard library only. Messages are JSON, each preceded
+by its length in 4 bytes, big-endian. The first one sent is ``{"op": "hello"}``, so that the parent's clock
+for a tenant's code starts after the interpreter's own start. Requests and replies:
 
     {"op": "check", "source"}                        -> {} or {"error"}      compile and look, run nothing
     {"op": "load", "source", "timeout_s", "paths"}   -> {} or {"error"}      run the module's top level
@@ -181,7 +181,7 @@ def shown(value: object) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """``line 3, in grade: ZeroDivisionError: division by zero``; the line is the deepest of the tenant's own."""
+    """``line 3, in grade: ZeroDivisionError: division by zero``; the tenant's deepest line."""
     line, name = None, ""
     trace = error.__traceback__
     while trace is not None:

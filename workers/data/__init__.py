@@ -1,0 +1,1 @@
+"""Training files: JSONL in OpenAI's reinforcement fine-tuning row shape, and two built-in ones."""
