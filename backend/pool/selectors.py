@@ -66,9 +66,7 @@ def job_timeline(
     return sorted(rows, key=lambda row: row["started_at"])
 
 
-def _interval(
-    rows: QuerySet[SubStage], since: datetime | None, until: datetime | None
-) -> QuerySet[SubStage]:
+def _interval(rows: QuerySet[SubStage], since: datetime | None, until: datetime | None) -> QuerySet[SubStage]:
     within = Q()
     if since is not None:
         within &= Q(ended_at__gte=since)
@@ -78,9 +76,7 @@ def _interval(
 
 
 def _timeline_values(rows: QuerySet[SubStage]) -> QuerySet[SubStage, dict[str, Any]]:
-    return rows.values(
-        "device__name", "kind", "step", "worker", "started_at", "ended_at", "share", "tokens"
-    )
+    return rows.values("device__name", "kind", "step", "worker", "started_at", "ended_at", "share", "tokens")
 
 
 def _timeline_row(row: dict[str, Any], *, mine: bool) -> dict[str, Any]:

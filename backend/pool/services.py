@@ -36,7 +36,11 @@ class DeviceSeen:
 def node_seen(
     *, name: str, ray_node_id: str, address: str, devices: Iterable[DeviceSeen], now: datetime
 ) -> Node:
-    """Register a live node and its devices; a device that was lost comes back into service."""
+    """Register a live node and its devices; a device that was lost comes back into service.
+
+    A node that comes back with another Ray id has been restarted: nothing is loaded on it any more.
+    """
+    Resident.objects.filter(device__node__name=name).exclude(device__node__ray_node_id=ray_node_id).delete()
     node, _ = Node.objects.update_or_create(
         name=name,
         defaults={"ray_node_id": ray_node_id, "address": address, "alive": True, "seen_at": now},

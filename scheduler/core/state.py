@@ -45,7 +45,11 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """``service`` is virtual time: device-seconds received divided by the weight, lifted when work arrives."""
+    """``service`` is virtual time: device-seconds received divided by the weight, lifted when work arrives.
+
+    It counts steps that are over; ``plan`` adds the steps that run, at their expected length.
+    ``max_devices`` is a ceiling on what the tenant's pipelines have together.
+    """
 
     id: int
     weight: float = 1.0
@@ -69,7 +73,10 @@ class QueuedJob:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A running attempt. ``home[w]`` is the device where worker ``w`` last was, ``holds`` what it has now."""
+    """A running attempt. ``home[w]`` is the device where worker ``w`` last was, ``holds`` what it has now.
+
+    ``step_seconds`` is the expected length of its next step: what a turn is charged before it is over.
+    """
 
     id: int
     job: str
@@ -82,6 +89,7 @@ class Pipeline:
     home: tuple[str, ...]
     holds: tuple[str, ...] = ()
     priority: int = 0
+    step_seconds: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)

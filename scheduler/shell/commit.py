@@ -91,9 +91,7 @@ def _place(action: Place, devices: dict[str, Device], *, stimulus: str, now: dat
         return False
     job = attempt.job
     for device in chosen:
-        resident_use(
-            device=device, weights_key=job.weights_key, weights_bytes=job.weights_bytes, now=now
-        )
+        resident_use(device=device, weights_key=job.weights_key, weights_bytes=job.weights_bytes, now=now)
         decision_add(
             kind="place",
             reason=action.reason,

@@ -30,7 +30,9 @@ def observe(now: datetime) -> state.Snapshot:
     return state.Snapshot(
         now=now.timestamp(),
         devices=tuple(_device(row, leaving) for row in selectors.devices()),
-        tenants=_tenants({*(job.organization_id for job in queued), *(a.job.organization_id for a in attempts)}),
+        tenants=_tenants(
+            {*(job.organization_id for job in queued), *(a.job.organization_id for a in attempts)}
+        ),
         queue=tuple(_queued(job) for job in queued),
         pipelines=tuple(_pipeline(attempt, holds[attempt.pk]) for attempt in attempts),
         nodes=tuple(_node(row) for row in selectors.open_substages() if row.attempt_id in running),

@@ -50,7 +50,7 @@ def launch_order(attempt: Attempt) -> LaunchOrder:
         attempt_id=attempt.pk,
         attempt=attempt.number,
         job_id=job.public_id,
-        run_key=f"{job.public_id}.{attempt.number}",
+        run_key=run_key(attempt),
         weights_key=job.weights_key,
         spec=JobSpec.model_validate(job.spec),
         model_path=job.base_model.path,
@@ -60,6 +60,11 @@ def launch_order(attempt: Attempt) -> LaunchOrder:
         start_step=attempt.start_step,
     )
     return LaunchOrder(launch)
+
+
+def run_key(attempt: Attempt) -> str:
+    """The attempt's name inside residents that it shares with other runs."""
+    return f"{attempt.job.public_id}.{attempt.number}"
 
 
 def grant_order(substage: SubStage) -> GrantOrder:

@@ -1,0 +1,181 @@
+"""Pass ``admit``: which queued jobs become running pipelines, and where their workers live.
+
+Order: tenants by devices of their running pipelines per weight, then service; inside a tenant by priority and
+age. A job is admitted when its tenant's limit allows and enough READY devices have memory for it beside the
+pipelines already at home there; idle weights are evicted for it.
+
+Nothing starves. The first job that must wait for memory keeps the devices that lack least: no later job and
+no move goes there, so that they only empty. A job that waits for memory or quota counts against its tenant's
+limit, so that the tenant's later, smaller jobs cannot slip through for ever. Pipelines whose own device is
+no longer READY come before all jobs: memory for their move is set aside first.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from scheduler.core import texts
+from scheduler.core.draft import Draft, ready_devices
+from scheduler.core.memory import Load, Memory, Shelves
+from scheduler.core.order import admission_clocks, ahead_of, fair_order, later
+from scheduler.core.state import (
+    Admit,
+    Device,
+    DeviceState,
+    Evict,
+    Pipeline,
+    QueuedJob,
+    Refusal,
+    RefusalCode,
+    Snapshot,
+)
+
+
+def admit(draft: Draft) -> Draft:
+    snapshot = draft.snapshot
+    tenants = {tenant.id: tenant for tenant in snapshot.tenants}
+    clocks = admission_clocks(snapshot.pipelines, tenants)
+    pool = Pool.of(snapshot.devices)
+    rooms = _Rooms(snapshot, draft.policy.max_pipelines_per_device)
+    running: Counter[int] = Counter()
+    for pipeline in snapshot.pipelines:
+        running[pipeline.tenant] += pipeline.devices
+    spoken_for = Counter(running)
+    quota_queue: Counter[int] = Counter()
+
+    actions: list[Admit | Evict] = []
+    refusals: list[Refusal] = []
+    waiting: dict[RefusalCode, list[QueuedJob]] = {RefusalCode.MEMORY: [], RefusalCode.NO_DEVICES: []}
+    for job in fair_order(snapshot.queue, clocks):
+        limit = tenants[job.tenant].max_devices
+        if (refusal := pool.hopeless(job)) is not None:
+            refusals.append(refusal)
+        elif limit is not None and spoken_for[job.tenant] + job.devices > limit:
+            ahead = quota_queue[job.tenant]
+            text = texts.over_quota(job.devices, limit, running[job.tenant], ahead)
+            refusals.append(Refusal(RefusalCode.QUOTA, text, job=job.id, ahead=ahead))
+            if job.devices <= limit:
+                spoken_for[job.tenant] += job.devices
+                quota_queue[job.tenant] += 1
+        elif pool.ready_enough(job) < job.devices:
+            waiting[RefusalCode.NO_DEVICES].append(job)
+        elif home := rooms.take(job):
+            actions += rooms.evictions(home, f"room for job {job.id}")
+            actions.append(Admit(job.id, home, _reason(running[job.tenant])))
+            running[job.tenant] += job.devices
+            spoken_for[job.tenant] += job.devices
+            clocks[job.tenant] = later(clocks[job.tenant], job.devices / tenants[job.tenant].weight)
+        else:
+            waiting[RefusalCode.MEMORY].append(job)
+            spoken_for[job.tenant] += job.devices
+            quota_queue[job.tenant] += 1
+
+    def cost(job: QueuedJob) -> float:
+        return job.devices / tenants[job.tenant].weight
+
+    for job, ahead in ahead_of(waiting[RefusalCode.NO_DEVICES], clocks, cost):
+        text = texts.not_ready(job.devices, pool.ready_enough(job))
+        refusals.append(Refusal(RefusalCode.NO_DEVICES, text, job=job.id, ahead=ahead))
+    for job, ahead in ahead_of(waiting[RefusalCode.MEMORY], clocks, cost):
+        text = texts.waiting("memory", ahead)
+        refusals.append(Refusal(RefusalCode.MEMORY, text, job=job.id, ahead=ahead))
+    return _with_kept(draft, rooms.kept).with_actions(actions).with_refusals(refusals)
+
+
+def _reason(running: int) -> str:
+    return f"fits; its organization runs on {texts.count(running, 'device')}"
+
+
+def _with_kept(draft: Draft, kept: frozenset[str]) -> Draft:
+    return Draft(draft.snapshot, draft.policy, draft.actions, draft.refusals, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Memory sizes of the devices, ascending: of those READY, and of those that stay (READY or DRAINING).
+
+    A drain can be taken back, so a draining device still counts for what the pool could ever hold; a lost one
+    does not.
+    """
+
+    ready: list[int]
+    present: list[int]
+
+    @classmethod
+    def of(cls, devices: tuple[Device, ...]) -> Pool:
+        return cls(
+            sorted(d.memory_bytes for d in devices if d.state is DeviceState.READY),
+            sorted(d.memory_bytes for d in devices if d.state is not DeviceState.LOST),
+        )
+
+    def ready_enough(self, load: Load) -> int:
+        """READY devices that could hold the load if they were empty."""
+        return _at_least(self.ready, load.weights_bytes + load.run_bytes)
+
+    def hopeless(self, job: QueuedJob) -> Refusal | None:
+        """Why the job could not run even if it were alone."""
+        need = job.weights_bytes + job.run_bytes
+        if not self.ready:
+            return Refusal(RefusalCode.NO_DEVICES, texts.not_ready(job.devices, 0), job=job.id)
+        if job.devices > len(self.present):
+            text = texts.too_many_devices(job.devices, len(self.present))
+            return Refusal(RefusalCode.NEVER_FITS_DEVICES, text, job=job.id)
+        large_enough = _at_least(self.present, need)
+        if large_enough < job.devices:
+            text = texts.too_little_memory(job.devices, need, self.present[-1], large_enough)
+            return Refusal(RefusalCode.NEVER_FITS_MEMORY, text, job=job.id)
+        return None
+
+
+def _at_least(ascending: list[int], least: int) -> int:
+    return len(ascending) - bisect_left(ascending, least)
+
+
+class _Rooms:
+    """Memory of the READY devices while homes are given; ``kept`` fills when the first load must wait."""
+
+    def __init__(self, snapshot: Snapshot, limit: int) -> None:
+        self._memory = Memory(snapshot, limit)
+        self._ready = ready_devices(snapshot)
+        self._shelves = Shelves(self._memory, self._ready)
+        self.kept: frozenset[str] = frozenset()
+        ready = set(self._ready)
+        for pipeline in snapshot.pipelines:
+            lost_homes = sum(name not in ready for name in pipeline.home)
+            if lost_homes:
+                self._take(pipeline, lost_homes, own=frozenset(pipeline.home))
+
+    def take(self, job: QueuedJob) -> tuple[str, ...]:
+        """Homes for all workers of the job, or none."""
+        return self._take(job, job.devices, own=frozenset())
+
+    def _take(self, load: QueuedJob | Pipeline, devices: int, own: frozenset[str]) -> tuple[str, ...]:
+        fitting = (name for name in self._shelves.candidates(load) if name not in own)
+        chosen = tuple(islice(fitting, devices))
+        if len(chosen) < devices:
+            self._keep(load, devices, own)
+            return ()
+        for name in chosen:
+            self._memory.add(name, load)
+            self._shelves.put(name)
+        return chosen
+
+    def _keep(self, load: QueuedJob | Pipeline, devices: int, own: frozenset[str]) -> None:
+        """Keep the devices that lack least for the first load that must wait."""
+        if self.kept:
+            return
+        need = load.weights_bytes + load.run_bytes
+        large = [n for n in self._ready if n not in own and self._memory.capacity[n] >= need]
+        large.sort(key=lambda name: (self._memory.shortage(name, load), name))
+        self.kept = frozenset(large[:devices])
+        for name in self.kept:
+            self._shelves.take(name)
+
+    def evictions(self, home: tuple[str, ...], reason: str) -> Iterator[Evict]:
+        for name in home:
+            for resident in self._memory.evict(name):
+                yield Evict(name, resident.weights_key, f"idle since {resident.last_used:g}; {reason}")
