@@ -149,7 +149,9 @@ class RLConfig(Strict):
     algorithm: Literal["grpo"] = "grpo"
     steps: int = Field(30, ge=1, le=100_000)
     prompts_per_step: int = Field(4, ge=1, le=4096)
-    group_size: int = Field(8, ge=2, le=1024, description="samples per prompt; a group of one has no baseline")
+    group_size: int = Field(
+        8, ge=2, le=1024, description="samples per prompt; a group of one has no baseline"
+    )
     updates_per_step: int = Field(
         1, ge=1, le=64, description="optimizer steps a rollout batch is split into, by groups"
     )

@@ -133,7 +133,7 @@ def _evict(action: Evict, devices: dict[str, Device], *, stimulus: str, now: dat
 
 @transaction.atomic
 def _tell(refusal: Refusal) -> None:
-    """Let the job say why it waits; a job that the pool can never hold fails now, before it waits for ever."""
+    """Let the job say why it waits; a job that the pool can never hold fails now, not after for ever."""
     if refusal.job is not None:
         job = Job.objects.filter(public_id=refusal.job, status=JobStatus.QUEUED).first()
     else:

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
-from django.db import OperationalError, transaction
+from django.db import transaction
 
 from backend.jobs.models import Attempt
 from backend.jobs.states import AttemptStatus
@@ -49,7 +49,7 @@ from scheduler.shell.orders import (
 )
 from scheduler.shell.reports import attempt_lost, report_apply
 from workers.launch import NodeSeen
-from workers.protocol import Ended, Failure, FailureKind, Report
+from workers.protocol import Ended, Failure, FailureKind
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ class Daemon:
                 await self._lose(attempt_id, Failure(kind=FailureKind.WORKER_LOST, message=message))
                 return
             for report in reports:
-                await _in_database(_apply, report)
+                await _in_database(report_apply, report)
                 after = report.seq
                 over = over or isinstance(report.body, Ended)
             if reports:
@@ -248,14 +248,6 @@ async def _unless_gone(call) -> None:
 
 def _last_report(attempt_id: int) -> int:
     return Attempt.objects.values_list("report_seq", flat=True).get(pk=attempt_id)
-
-
-def _apply(report: Report) -> None:
-    try:
-        report_apply(report)
-    except OperationalError:
-        log.exception("the database failed while report %s/%s was applied", report.attempt_id, report.seq)
-        raise
 
 
 def _close_lost(attempt_id: int, failure: Failure) -> Attempt:
