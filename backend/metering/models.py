@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 from django.db import models
 from django.db.models import F, Q
 
-from backend.jobs.models import Job
+from backend.jobs.models import Attempt, Job
 from backend.pool.models import Device, SubStage
 from backend.tenants.models import Organization
+
+
+class AppendOnly(Exception):
+    """Somebody tried to change what the ledger says. Correct it with a further row."""
 
 
 class UsageRecord(models.Model):
@@ -15,8 +21,10 @@ class UsageRecord(models.Model):
 
     usage   a tenant's part of a device over an interval
     idle    the part nobody used, booked to the operator (no organization)
-    credit  minus a usage: work lost by our fault; written together with
+    credit  minus the usage it reverses: work lost by our fault; written together with
     waste   the same amount, booked to the operator
+
+    Rows are never changed and never deleted; a trigger of the database holds this for every writer.
     """
 
     class Entry(models.TextChoices):
@@ -35,6 +43,7 @@ class UsageRecord(models.Model):
     ended_at = models.DateTimeField()
     device_microseconds = models.BigIntegerField(help_text="interval x share")
     micro_usd = models.BigIntegerField()
+    reverses = models.ForeignKey("self", on_delete=models.PROTECT, null=True, related_name="reversals")
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -50,7 +59,26 @@ class UsageRecord(models.Model):
                 name="usage_owner",
             ),
             models.CheckConstraint(condition=Q(ended_at__gte=F("started_at")), name="usage_interval"),
-            models.UniqueConstraint(
-                fields=["substage"], condition=Q(entry="credit"), name="usage_one_credit_per_substage"
+            models.CheckConstraint(
+                condition=Q(entry__in=["usage", "idle"], reverses__isnull=True)
+                | Q(entry__in=["credit", "waste"], reverses__isnull=False),
+                name="usage_reversal",
             ),
+            models.UniqueConstraint(fields=["reverses", "entry"], name="usage_reversed_once"),
         ]
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        if not self._state.adding:
+            raise AppendOnly(f"usage record {self.pk} cannot be changed")
+        super().save(*args, **kwargs)
+
+    def delete(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise AppendOnly(f"usage record {self.pk} cannot be deleted")
+
+
+class AttemptCredit(models.Model):
+    """What the attempt did from this step on was lost by our fault, whenever it reaches the ledger."""
+
+    attempt = models.OneToOneField(Attempt, on_delete=models.PROTECT, related_name="credit")
+    since_step = models.PositiveIntegerField()
+    created_at = models.DateTimeField(auto_now_add=True)

@@ -1,0 +1,174 @@
+"""How the price of a device is divided among those on it. Whole microseconds and whole micro-dollars only.
+
+A device that costs ``p`` micro-dollars an hour has cost ``C(t) = floor(p * (t - in service) / hour)`` by the
+instant ``t``, so the prices of successive intervals add up to the price of the whole, without a rest.
+
+An occupant with share ``s`` has cost ``floor(p * s * (t - its own start) / hour)`` by ``t``. Nothing of a
+neighbour is in that formula, and nothing of when the meter was read: packing others in, or reading more
+often, changes no bill by a single micro-dollar. Whatever is left of the device's price, roundings included,
+is idle time and the operator's. As shares add up to 1 at most, roundings are in the operator's disfavour:
+
+    sum of floor(p * s_i * d_i) <= floor(p * d)
+
+A reading that cuts an occupant in two may see its second half round up; then the idle part of that reading
+can be a micro-dollar below nothing, and repays what the reading before it kept. The sum never is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+HOUR_US = 3_600_000_000
+#: A whole device, in parts per million.
+WHOLE = 1_000_000
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Occupant:
+    """Who was on the device from ``start_us`` to ``end_us`` with ``share_ppm`` of it."""
+
+    key: int
+    start_us: int
+    end_us: int
+    share_ppm: int
+
+    def __post_init__(self) -> None:
+        if self.end_us < self.start_us:
+            raise ValueError(f"occupant {self.key}: ends at {self.end_us}, before its start {self.start_us}")
+        if not 0 < self.share_ppm <= WHOLE:
+            raise ValueError(f"occupant {self.key}: share {self.share_ppm} ppm is not in (0, {WHOLE}]")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the device's time and price; of an occupant, or idle (``key`` is None)."""
+
+    key: int | None
+    start_us: int
+    end_us: int
+    device_microseconds: int
+    micro_usd: int
+
+
+def device_price(price: int, us: int) -> int:
+    """Micro-dollars a device has cost after ``us`` in service, at ``price`` micro-dollars an hour."""
+    return price * us // HOUR_US
+
+
+def occupant_price(price: int, share_ppm: int, us: int) -> int:
+    """Micro-dollars for ``us`` on a device with a share of it."""
+    return price * share_ppm * us // (WHOLE * HOUR_US)
+
+
+def divide(
+    price: int, in_service_us: int, start_us: int, end_us: int, occupants: Iterable[Occupant]
+) -> list[Part]:
+    """Divide the device's price over [start, end). The parts add up to C(end) - C(start), exactly.
+
+    The window is cut at the instants at which no occupant is cut, and each stretch adds up to its own price.
+    Occupants reach beyond the window if they did so in fact: what they cost by ``start_us`` counts from their
+    own start. Raises ValueError when more than the whole device was occupied.
+    """
+    if not in_service_us <= start_us <= end_us:
+        raise ValueError(f"not in order: in service {in_service_us}, start {start_us}, end {end_us}")
+    present = sorted(
+        (o for o in occupants if max(o.start_us, start_us) < min(o.end_us, end_us)),
+        key=lambda o: (o.start_us, o.key),
+    )
+    if peak_ppm(present) > WHOLE:
+        raise ValueError(f"shares add up to {peak_ppm(present)} ppm of a device of {WHOLE}")
+    parts: list[Part] = []
+    for lo, hi, group in _stretches(present, start_us, end_us):
+        used = [_occupant_part(price, o, max(o.start_us, lo), min(o.end_us, hi)) for o in group]
+        idle = Part(
+            key=None,
+            start_us=lo,
+            end_us=hi,
+            device_microseconds=hi - lo - sum(part.device_microseconds for part in used),
+            micro_usd=device_price(price, hi - in_service_us)
+            - device_price(price, lo - in_service_us)
+            - sum(part.micro_usd for part in used),
+        )
+        parts += used
+        if idle.device_microseconds or idle.micro_usd:
+            parts.append(idle)
+    return parts
+
+
+def _occupant_part(price: int, occupant: Occupant, lo: int, hi: int) -> Part:
+    before, after = lo - occupant.start_us, hi - occupant.start_us
+    share = occupant.share_ppm
+    return Part(
+        key=occupant.key,
+        start_us=lo,
+        end_us=hi,
+        device_microseconds=share * after // WHOLE - share * before // WHOLE,
+        micro_usd=occupant_price(price, share, after) - occupant_price(price, share, before),
+    )
+
+
+def _stretches(
+    present: Sequence[Occupant], start_us: int, end_us: int
+) -> Iterator[tuple[int, int, list[Occupant]]]:
+    """Cut [start, end) wherever nobody is cut: gaps, and groups whose intervals hang together.
+
+    ``present`` is sorted by start.
+    """
+    at = start_us
+    group: list[Occupant] = []
+    group_end = start_us
+    for occupant in present:
+        begins = max(occupant.start_us, start_us)
+        if begins >= group_end:
+            if group:
+                yield at, group_end, group
+                at = group_end
+            if at < begins:
+                yield at, begins, []
+                at = begins
+            group = []
+        group.append(occupant)
+        group_end = max(group_end, min(occupant.end_us, end_us))
+    if group:
+        yield at, group_end, group
+        at = group_end
+    if at < end_us:
+        yield at, end_us, []
+
+
+def peak_ppm(occupants: Iterable[Occupant]) -> int:
+    """The largest sum of shares at any instant."""
+    changes = [(o.start_us, o.share_ppm) for o in occupants if o.start_us < o.end_us]
+    changes += [(o.end_us, -o.share_ppm) for o in occupants if o.start_us < o.end_us]
+    level = peak = 0
+    for _, change in sorted(changes):
+        level += change
+        peak = max(peak, level)
+    return peak
+
+
+def fitting(occupants: Iterable[Occupant]) -> tuple[list[Occupant], list[Occupant]]:
+    """Those who fit on the device, first come first served, and those who would make it more than whole."""
+    kept: list[Occupant] = []
+    over: list[Occupant] = []
+    for occupant in occupants:
+        (kept if peak_ppm([*kept, occupant]) <= WHOLE else over).append(occupant)
+    return kept, over
+
+
+def share_ppm(share: float) -> int:
+    """A share as parts per million, rounded down, so that shares which fill a device still fit on it."""
+    return max(1, int(share * WHOLE + 1e-3))
+
+
+def to_us(at: datetime) -> int:
+    return (at - _EPOCH) // _MICROSECOND
+
+
+def from_us(us: int) -> datetime:
+    return _EPOCH + us * _MICROSECOND

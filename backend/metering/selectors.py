@@ -1,0 +1,155 @@
+"""Reading the ledger: what a job and a tenant pay, and whether the books add up.
+
+Whoever asks has passed the tenants' door: a job or an organization comes from its access function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from django.db.models import F, Q, QuerySet, Sum
+from django.db.models.functions import TruncDate
+
+from backend.jobs.models import Job
+from backend.metering.division import device_price, occupant_price, share_ppm, to_us
+from backend.metering.models import AttemptCredit, UsageRecord
+from backend.pool.models import Device, SubStage
+from backend.pool.states import SubStageStatus
+from backend.tenants.models import Organization
+
+Entry = UsageRecord.Entry
+
+#: What a tenant pays is the sum of these.
+BILLED = (Entry.USAGE, Entry.CREDIT)
+
+
+def job_cost(job: Job) -> dict[str, dict[str, float | int]]:
+    """Sub-stage kind -> what it cost, net of credits; and the same for ``total``.
+
+    Each value: ``micro_usd``, ``device_seconds`` (interval x share), ``credit_micro_usd`` (given back, >= 0).
+    """
+    rows = list(_sums(UsageRecord.objects.filter(job=job, entry__in=BILLED), "kind"))
+    costs = {row.pop("kind"): row for row in rows}
+    costs["total"] = {name: sum(row[name] for row in rows) for name in _AMOUNTS}
+    return costs
+
+
+def job_live_cost(job: Job, now: datetime) -> dict[str, int]:
+    """The ledger's amount, an estimate for what is not in it yet, and their sum, in micro-dollars."""
+    ledger = _total(UsageRecord.objects.filter(job=job, entry__in=BILLED))
+    credited = dict(AttemptCredit.objects.filter(attempt__job=job).values_list("attempt_id", "since_step"))
+    open_substages = SubStage.objects.filter(
+        job=job,
+        metered=False,
+        device__isnull=False,
+        status__in=[SubStageStatus.GRANTED, SubStageStatus.DONE],
+    ).select_related("device")
+    running = [s for s in open_substages if s.step < credited.get(s.attempt_id, s.step + 1)]
+    booked = _total(UsageRecord.objects.filter(substage__in=running, entry=Entry.USAGE))
+    estimate = sum(_price_so_far(substage, now) for substage in running) - booked
+    return {
+        "ledger_micro_usd": ledger,
+        "estimate_micro_usd": estimate,
+        "total_micro_usd": ledger + estimate,
+    }
+
+
+def organization_usage(
+    organization: Organization, start: datetime, end: datetime, by: Literal["day", "job", "kind"]
+) -> list[dict[str, Any]]:
+    """What began in [start, end), by ``day`` (UTC), ``job`` (public id) or ``kind``; amounts as in job_cost."""
+    records = UsageRecord.objects.filter(
+        organization=organization, entry__in=BILLED, started_at__gte=start, started_at__lt=end
+    )
+    match by:
+        case "day":
+            return list(_sums(records.annotate(day=TruncDate("started_at", tzinfo=UTC)), "day"))
+        case "job":
+            rows = _sums(records.annotate(public_id=F("job__public_id")), "public_id")
+            return [{"job": row.pop("public_id"), **row} for row in rows]
+        case "kind":
+            return list(_sums(records, "kind"))
+    raise ValueError(f"by must be day, job or kind; got {by!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Accounting:
+    """Capacity on one side, the ledger on the other; ``difference_micro_usd`` is 0 or the books are wrong."""
+
+    capacity_micro_usd: int
+    tenants_micro_usd: int
+    idle_micro_usd: int
+    waste_micro_usd: int
+    difference_micro_usd: int
+
+
+def accounting(start: datetime | None = None, end: datetime | None = None) -> Accounting:
+    """Compare the devices' price x time with the ledger's sum, as far as the meters were read.
+
+    Rows are not cut: where a limit falls into one, that device's window is widened to hold it whole.
+    """
+    capacity = 0
+    sums = dict.fromkeys(Entry, 0)
+    for device in Device.objects.order_by("pk"):
+        first, last = _window(device, start, end)
+        capacity += _capacity(device, first, last)
+        rows = device.usage.filter(started_at__gte=first, ended_at__lte=last)
+        for entry, amount in rows.values_list("entry").annotate(Sum("micro_usd")):
+            sums[Entry(entry)] += amount
+    tenants = sums[Entry.USAGE] + sums[Entry.CREDIT]
+    return Accounting(
+        capacity_micro_usd=capacity,
+        tenants_micro_usd=tenants,
+        idle_micro_usd=sums[Entry.IDLE],
+        waste_micro_usd=sums[Entry.WASTE],
+        difference_micro_usd=capacity - tenants - sums[Entry.IDLE] - sums[Entry.WASTE],
+    )
+
+
+_AMOUNTS = ("micro_usd", "device_seconds", "credit_micro_usd")
+
+
+def _sums(records: QuerySet[UsageRecord], by: str) -> Iterable[dict[str, Any]]:
+    rows = records.values(by).annotate(
+        cost=Sum("micro_usd"),
+        time=Sum("device_microseconds"),
+        credit=Sum("micro_usd", filter=Q(entry=Entry.CREDIT), default=0),
+    )
+    for row in rows.order_by(by):
+        yield {
+            by: row[by],
+            "micro_usd": row["cost"],
+            "device_seconds": row["time"] / 1e6,
+            "credit_micro_usd": -row["credit"],
+        }
+
+
+def _total(records: QuerySet[UsageRecord]) -> int:
+    return records.aggregate(total=Sum("micro_usd", default=0))["total"]
+
+
+def _price_so_far(substage: SubStage, now: datetime) -> int:
+    """Of a sub-stage that runs, counted from its grant: at most what it has cost by now."""
+    start = substage.started_at or substage.granted_at
+    end = min(substage.ended_at or now, now)
+    us = max(0, to_us(end) - to_us(start))
+    return occupant_price(substage.device.price_micro_usd_hour, share_ppm(substage.share), us)
+
+
+def _window(device: Device, start: datetime | None, end: datetime | None) -> tuple[datetime, datetime]:
+    """[start, end) within what is metered, widened to instants at which no row of the device is cut."""
+    first = min(max(start or device.in_service_at, device.in_service_at), device.metered_until)
+    last = max(min(end or device.metered_until, device.metered_until), first)
+    while cut := device.usage.filter(started_at__lt=first, ended_at__gt=first).order_by("started_at").first():
+        first = cut.started_at
+    while cut := device.usage.filter(started_at__lt=last, ended_at__gt=last).order_by("-ended_at").first():
+        last = cut.ended_at
+    return first, last
+
+
+def _capacity(device: Device, first: datetime, last: datetime) -> int:
+    price, began = device.price_micro_usd_hour, to_us(device.in_service_at)
+    return device_price(price, to_us(last) - began) - device_price(price, to_us(first) - began)

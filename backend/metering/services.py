@@ -1,0 +1,250 @@
+"""Writing the ledger.
+
+    device.metered_until ──── [metered_until, watermark) becomes rows ────► watermark
+
+Everything before ``metered_until`` is in the ledger, once. A reading goes up to the watermark: the earliest
+instant at which something may still come in (a sub-stage that was granted and has not reported).
+
+Order of locks. A report holds its job's row and then meters, so the device comes after the job. A reading
+from elsewhere holds the device and must not wait for a job: it takes the rows of jobs and organizations
+that are free, and leaves the sub-stages of the others to the next reading.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+
+from django.db import models, transaction
+from django.db.models import F
+
+from backend.jobs.events import event_add
+from backend.jobs.models import Attempt, Event, Job
+from backend.metering.division import Occupant, Part, divide, fitting, from_us, share_ppm, to_us
+from backend.metering.models import AttemptCredit, UsageRecord
+from backend.pool.models import Device, SubStage
+from backend.pool.states import DeviceState, SubStageStatus
+from backend.tenants.models import Organization
+
+logger = logging.getLogger(__name__)
+
+Entry = UsageRecord.Entry
+
+
+def pool_meter(now: datetime) -> int:
+    """Read every device's meter, so that idle capacity is booked too; returns the number of new rows."""
+    ids = Device.objects.order_by("pk").values_list("pk", flat=True)
+    return sum(device_meter(device_id=device_id, until=now) for device_id in list(ids))
+
+
+@transaction.atomic
+def device_meter(*, device_id: int, until: datetime) -> int:
+    """Book what the device did up to ``until`` (not in the future), or as far as is known; returns new rows.
+
+    Running it twice, late, or at once from two processes books nothing twice.
+    """
+    # The weaker lock: rows that point to the device (grants, holds) may still be written meanwhile.
+    device = Device.objects.select_for_update(no_key=True).get(pk=device_id)
+    granted, done = _unmetered(device)
+    watermark = min([_in_service_until(device, until, done), *(s.granted_at for s in granted)])
+    runs, watermark = _lockable([s for s in done if s.started_at < watermark], watermark, device)
+    if watermark <= device.metered_until:
+        return 0
+    _tell_late(device, runs)
+    usage = _records(device, _parts(device, runs, watermark), runs)
+    credited = _credited_steps(runs)
+    reversals = _reversals(record for record in usage if _forgiven(record, credited))
+    UsageRecord.objects.bulk_create(reversals)
+    Device.objects.filter(pk=device.pk).update(metered_until=watermark)
+    SubStage.objects.filter(pk__in=[s.pk for s in runs if s.ended_at <= watermark]).update(metered=True)
+    SubStage.objects.filter(device=device, metered=False, status=SubStageStatus.LOST).update(metered=True)
+    _serve(usage)
+    _charge([*usage, *reversals])
+    return len(usage) + len(reversals)
+
+
+@transaction.atomic
+def attempt_credit(*, attempt: Attempt, since_step: int) -> int:
+    """Work of the attempt from ``since_step`` on was lost by our fault; returns micro-dollars given back now.
+
+    Each usage is answered by a credit to the tenant and by the same amount of waste of the operator, once.
+    Sub-stages that reach the ledger only later are credited there and then. Meter the attempt's devices
+    first all the same: then the tenant sees one change of the cost and not several.
+
+    The tenant's virtual time stays: the devices did work for it, and virtual time that runs backwards would
+    let the tenant hold the pool until it has caught up with the others.
+    """
+    Job.objects.select_for_update(no_key=True).get(pk=attempt.job_id)
+    credit, _ = AttemptCredit.objects.get_or_create(attempt=attempt, defaults={"since_step": since_step})
+    if since_step < credit.since_step:
+        credit.since_step = since_step
+        credit.save(update_fields=["since_step"])
+    # Under the devices' locks, a reading has either written its rows or will see the credit.
+    used = SubStage.objects.filter(attempt=attempt).values("device_id")
+    list(Device.objects.select_for_update(no_key=True).filter(pk__in=used).order_by("pk"))
+    lost = UsageRecord.objects.filter(
+        entry=Entry.USAGE,
+        substage__attempt=attempt,
+        substage__step__gte=credit.since_step,
+        reversals__isnull=True,
+    )
+    reversals = UsageRecord.objects.bulk_create(_reversals(lost.order_by("pk")))
+    _charge(reversals)
+    return sum(record.micro_usd for record in reversals if record.entry == Entry.WASTE)
+
+
+def organization_service_add(*, organization_id: int, device_seconds: float) -> None:
+    """Let the organization's virtual time pass by what it received."""
+    Organization.objects.filter(pk=organization_id).update(
+        service=F("service") + device_seconds / F("weight")
+    )
+
+
+# ---------------------------------------------------------------- what to book
+
+
+def _unmetered(device: Device) -> tuple[list[SubStage], list[SubStage]]:
+    """Granted and finished sub-stages, in one query: one must not slip through between two."""
+    rows = list(
+        SubStage.objects.filter(
+            device=device, metered=False, status__in=[SubStageStatus.GRANTED, SubStageStatus.DONE]
+        )
+        .select_related("job")
+        .order_by("granted_at", "pk")
+    )
+    granted = [row for row in rows if row.status == SubStageStatus.GRANTED]
+    return granted, [row for row in rows if row.status == SubStageStatus.DONE]
+
+
+def _in_service_until(device: Device, until: datetime, done: Sequence[SubStage]) -> datetime:
+    """A lost device has no capacity to book beyond what it still finished."""
+    if device.state != DeviceState.LOST:
+        return until
+    return min(until, max((s.ended_at for s in done), default=device.metered_until))
+
+
+def _lockable(runs: list[SubStage], watermark: datetime, device: Device) -> tuple[list[SubStage], datetime]:
+    """Lock the jobs and organizations that are free; the watermark stays before the runs of the others."""
+    jobs = _lock_free(Job, {s.job_id for s in runs})
+    organizations = _lock_free(Organization, {s.job.organization_id for s in runs})
+    busy = [s for s in runs if s.job_id not in jobs or s.job.organization_id not in organizations]
+    watermark = min([watermark, *(max(s.started_at, device.metered_until) for s in busy)])
+    return [s for s in runs if s.started_at < watermark], watermark
+
+
+def _lock_free(model: type[models.Model], ids: set[int]) -> set[int]:
+    rows = model.objects.select_for_update(no_key=True, skip_locked=True).filter(pk__in=ids)
+    return set(rows.order_by("pk").values_list("pk", flat=True))
+
+
+def _tell_late(device: Device, runs: Sequence[SubStage]) -> None:
+    """What began before ``metered_until`` without a row there came too late: that time is booked as idle."""
+    early = [s for s in runs if s.started_at < device.metered_until]
+    known = set(UsageRecord.objects.filter(substage__in=early).values_list("substage_id", flat=True))
+    for substage in (s for s in early if s.pk not in known):
+        logger.error(
+            "sub-stage %s on %s began at %s, but the ledger is closed up to %s: only the rest is billed",
+            substage.pk,
+            device.name,
+            substage.started_at.isoformat(),
+            device.metered_until.isoformat(),
+        )
+
+
+def _parts(device: Device, runs: Sequence[SubStage], watermark: datetime) -> list[Part]:
+    fits, over = fitting(
+        Occupant(s.pk, to_us(s.started_at), to_us(s.ended_at), share_ppm(s.share)) for s in runs
+    )
+    for occupant in over:
+        logger.error("sub-stage %s did not fit on %s and is not billed", occupant.key, device.name)
+    return divide(
+        device.price_micro_usd_hour,
+        to_us(device.in_service_at),
+        to_us(device.metered_until),
+        to_us(watermark),
+        fits,
+    )
+
+
+# ---------------------------------------------------------------- booking
+
+
+def _records(device: Device, parts: Iterable[Part], runs: Iterable[SubStage]) -> list[UsageRecord]:
+    by_key = {s.pk: s for s in runs}
+    return UsageRecord.objects.bulk_create(
+        _record(device, part, None if part.key is None else by_key[part.key]) for part in parts
+    )
+
+
+def _record(device: Device, part: Part, substage: SubStage | None) -> UsageRecord:
+    return UsageRecord(
+        entry=Entry.IDLE if substage is None else Entry.USAGE,
+        device=device,
+        organization_id=None if substage is None else substage.job.organization_id,
+        job_id=None if substage is None else substage.job_id,
+        substage=substage,
+        kind="" if substage is None else substage.kind,
+        started_at=from_us(part.start_us),
+        ended_at=from_us(part.end_us),
+        device_microseconds=part.device_microseconds,
+        micro_usd=part.micro_usd,
+    )
+
+
+def _credited_steps(runs: Iterable[SubStage]) -> dict[int, int]:
+    """Attempt -> first step that is not billed."""
+    credits = AttemptCredit.objects.filter(attempt__in={s.attempt_id for s in runs})
+    return dict(credits.values_list("attempt_id", "since_step"))
+
+
+def _forgiven(record: UsageRecord, credited_steps: Mapping[int, int]) -> bool:
+    substage = record.substage
+    if substage is None or substage.attempt_id not in credited_steps:
+        return False
+    return substage.step >= credited_steps[substage.attempt_id]
+
+
+def _reversals(usage: Iterable[UsageRecord]) -> list[UsageRecord]:
+    """For each usage its credit and its waste."""
+    return [_reversal(record, entry) for record in usage for entry in (Entry.CREDIT, Entry.WASTE)]
+
+
+def _reversal(usage: UsageRecord, entry: UsageRecord.Entry) -> UsageRecord:
+    sign = -1 if entry == Entry.CREDIT else 1
+    return UsageRecord(
+        entry=entry,
+        device_id=usage.device_id,
+        organization_id=usage.organization_id if entry == Entry.CREDIT else None,
+        job_id=usage.job_id,
+        substage_id=usage.substage_id,
+        kind=usage.kind,
+        started_at=usage.started_at,
+        ended_at=usage.ended_at,
+        device_microseconds=sign * usage.device_microseconds,
+        micro_usd=sign * usage.micro_usd,
+        reverses=usage,
+    )
+
+
+def _serve(usage: Iterable[UsageRecord]) -> None:
+    received: dict[int, int] = defaultdict(int)
+    for record in usage:
+        if record.organization_id is not None:
+            received[record.organization_id] += record.device_microseconds
+    for organization_id, microseconds in sorted(received.items()):
+        organization_service_add(organization_id=organization_id, device_seconds=microseconds / 1e6)
+
+
+def _charge(records: Iterable[UsageRecord]) -> None:
+    """Bring the jobs' costs up to the ledger, and tell each job whose cost has changed."""
+    amounts: dict[int, int] = defaultdict(int)
+    for record in records:
+        if record.entry in (Entry.USAGE, Entry.CREDIT):
+            amounts[record.job_id] += record.micro_usd
+    changed = sorted(job_id for job_id, amount in amounts.items() if amount)
+    for job_id in changed:
+        Job.objects.filter(pk=job_id).update(cost_micro_usd=F("cost_micro_usd") + amounts[job_id])
+    for job in Job.objects.filter(pk__in=changed).order_by("pk"):
+        event_add(job=job, type=Event.Type.COST, data={"cost_micro_usd": job.cost_micro_usd})
