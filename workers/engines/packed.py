@@ -1,0 +1,152 @@
+"""A batch of prompts with completions as flat tokens: each prompt once, however many completions follow it.
+
+    flat tokens:  prompt 0 | prompt 1 | … | completion 0 | completion 1 | …        (T tokens, no padding)
+
+A completion's tokens see their own prompt and themselves. Sharing the prompt halves the work of a group-sampled
+batch, exactly: the prompt's hidden states do not depend on what follows them. Dimensions as in ``decoder.py``;
+P prompts, R rows (completions), with padded lengths Lp and Lr inside attention only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from workers.engines.decoder import Attend
+
+# Below this many keys the plain softmax is faster than the flash kernel on a CPU, above all backwards.
+MATH_KEYS = 1024
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """Index tensors of one flat batch. ``*_pad`` map padded places to flat tokens, ``*_flat`` back."""
+
+    tokens_T: Tensor
+    positions_T: Tensor
+    prompt_pad_PL: Tensor
+    prompt_flat: Tensor
+    row_pad_RL: Tensor
+    row_flat: Tensor
+    row_prompt_R: Tensor
+    visible_RLL: Tensor  # [R, Lr, Lp + Lr]
+    last_P: Tensor  # flat index of each prompt's last token
+
+
+def pack(
+    prompts: Sequence[Sequence[int]], rows: Sequence[tuple[int, Sequence[int]]], device: torch.device
+) -> PackedBatch:
+    """``rows`` are (prompt index, the tokens that follow it); a row may be empty."""
+    prompt_lengths = torch.tensor([len(prompt) for prompt in prompts])
+    row_lengths = torch.tensor([len(tokens) for _, tokens in rows], dtype=torch.int64)
+    row_prompt = torch.tensor([prompt for prompt, _ in rows], dtype=torch.int64)
+    flat = [token for prompt in prompts for token in prompt] + [
+        token for _, tokens in rows for token in tokens
+    ]
+    starts = prompt_lengths[row_prompt] if rows else row_lengths
+    positions = [torch.arange(int(n)) for n in prompt_lengths]
+    positions += [torch.arange(int(n)) + start for n, start in zip(row_lengths, starts, strict=True)]
+    prompt_total = int(prompt_lengths.sum())
+    prompt_pad, prompt_flat = _padding(prompt_lengths, 0)
+    row_pad, row_flat = _padding(row_lengths, prompt_total)
+    batch = PackedBatch(
+        tokens_T=torch.tensor(flat),
+        positions_T=torch.cat(positions),
+        prompt_pad_PL=prompt_pad,
+        prompt_flat=prompt_flat,
+        row_pad_RL=row_pad,
+        row_flat=row_flat,
+        row_prompt_R=row_prompt,
+        visible_RLL=_visible(prompt_pad.shape[1], row_pad.shape[1], starts),
+        last_P=prompt_lengths.cumsum(0) - 1,
+    )
+    return PackedBatch(**{name: tensor.to(device) for name, tensor in vars(batch).items()})
+
+
+def _padding(lengths: Tensor, offset: int) -> tuple[Tensor, Tensor]:
+    """Padded [N, L] -> flat index (padding points at the first token), and the padded places that are real."""
+    if not len(lengths) or not int(lengths.max()):
+        return torch.zeros(len(lengths), 0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+    places = torch.arange(int(lengths.max()))
+    real = places < lengths.unsqueeze(1)
+    starts = (lengths.cumsum(0) - lengths).unsqueeze(1) + offset
+    return torch.where(real, starts + places, 0), real.flatten().nonzero().squeeze(1)
+
+
+def _visible(prompt_length: int, row_length: int, starts_R: Tensor) -> Tensor:
+    in_prompt = torch.arange(prompt_length) < starts_R.unsqueeze(1)  # [R, Lp]
+    in_row = torch.ones(row_length, row_length, dtype=torch.bool).tril()
+    rows = len(starts_R)
+    return torch.cat(
+        [
+            in_prompt.unsqueeze(1).expand(rows, row_length, prompt_length),
+            in_row.unsqueeze(0).expand(rows, row_length, row_length),
+        ],
+        dim=2,
+    )
+
+
+def packed_attention(batch: PackedBatch) -> Attend:
+    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        prompt_keys, prompt_values = keys[batch.prompt_pad_PL], values[batch.prompt_pad_PL]  # [P, Lp, K, D]
+        mixed = causal(queries[batch.prompt_pad_PL], prompt_keys, prompt_values).flatten(0, 1)[
+            batch.prompt_flat
+        ]
+        if not batch.row_pad_RL.numel():
+            return mixed
+        row_keys = torch.cat([prompt_keys[batch.row_prompt_R], keys[batch.row_pad_RL]], dim=1)
+        row_values = torch.cat([prompt_values[batch.row_prompt_R], values[batch.row_pad_RL]], dim=1)
+        rows = masked(queries[batch.row_pad_RL], row_keys, row_values, batch.visible_RLL)
+        return torch.cat([mixed, rows.flatten(0, 1)[batch.row_flat]])
+
+    return attend
+
+
+def causal(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """[N, L, heads, D] each; padding at the end needs no mask, for no real token sees it."""
+    length = queries.shape[1]
+    if length > MATH_KEYS or queries.device.type != "cpu":
+        return _flash(queries, keys, values, None, causal=True)
+    visible = torch.ones(1, length, length, dtype=torch.bool, device=queries.device).tril()
+    return _math(queries, keys, values, visible)
+
+
+def masked(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
+    """Queries [N, Lq, H, D] over keys [N, Lk, K, D] where ``visible`` [N, Lq, Lk]."""
+    if keys.shape[1] > MATH_KEYS or queries.device.type != "cpu":
+        return _flash(queries, keys, values, visible.unsqueeze(1), causal=False)
+    return _math(queries, keys, values, visible)
+
+
+def _flash(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    q, k, v = (tensor.transpose(1, 2) for tensor in (queries, keys, values))
+    mixed = functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=True
+    )
+    return mixed.transpose(1, 2)
+
+
+def _math(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
+    """Softmax in fp32. The query heads that share a key head lie along the query length: no key is repeated."""
+    rows, length, heads, size = queries.shape
+    kv_heads = keys.shape[2]
+    shared = heads // kv_heads
+    q = (
+        queries.view(rows, length, kv_heads, shared, size)
+        .permute(0, 2, 3, 1, 4)
+        .reshape(rows, kv_heads, -1, size)
+    )
+    scores = torch.matmul(q, keys.permute(0, 2, 3, 1)).float() * size**-0.5
+    scores = scores.view(rows, kv_heads, shared, length, -1)
+    scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
+    weights = scores.softmax(-1).to(values.dtype).view(rows, kv_heads, shared * length, -1)
+    mixed = torch.matmul(weights, values.transpose(1, 2))
+    return (
+        mixed.view(rows, kv_heads, shared, length, size)
+        .permute(0, 3, 1, 2, 4)
+        .reshape(rows, length, heads, size)
+    )
