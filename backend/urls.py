@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-from django.urls import URLPattern, URLResolver
+from django.urls import include, path
 
-urlpatterns: list[URLPattern | URLResolver] = []
+from backend.api.health import healthz
+
+urlpatterns = [
+    path("healthz", healthz, name="healthz"),
+    path("v1/", include("backend.api.urls")),
+    path("", include("frontend.web.urls")),
+]

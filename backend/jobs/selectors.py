@@ -1,0 +1,97 @@
+"""Reading jobs: pages by keyset, one query each whatever their length. A job has passed ``job_access``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db.models import F, Max, Q, QuerySet
+from django.db.models.functions import Mod
+
+from backend.common.pages import Page, page_by_id, page_of
+from backend.jobs.access import jobs
+from backend.jobs.models import Event, Job, JobCheckpoint, Sample, StepMetrics, Transition
+from backend.tenants.models import Organization
+
+MAX_POINTS = 10_000
+
+
+@dataclass(frozen=True)
+class MetricsRow:
+    """One step's numbers, as many as were asked for."""
+
+    step: int
+    at: datetime
+    values: dict[str, float]
+
+
+def jobs_page(
+    organization: Organization, *, limit: int = 20, after: str | None = None, status: str | None = None
+) -> Page[Job]:
+    """The organization's jobs, the newest first; ``after`` is the public id of the job before the page."""
+    rows = jobs(organization)
+    if status is not None:
+        rows = rows.filter(status=status)
+    return page_by_id(rows, limit=limit, after=after)
+
+
+def job_events_page(
+    job: Job, *, limit: int = 20, before: int | None = None, after: int | None = None
+) -> Page[Event]:
+    """Newest first below ``before``; or, given ``after``, oldest first above it: the way to follow a job."""
+    rows = Event.objects.filter(job=job)
+    if after is not None:
+        return page_of(rows.filter(seq__gt=after).order_by("seq"), limit)
+    if before is not None:
+        rows = rows.filter(seq__lt=before)
+    return page_of(rows.order_by("-seq"), limit)
+
+
+def job_metrics(
+    job: Job,
+    *,
+    names: Sequence[str] | None = None,
+    after_step: int | None = None,
+    max_points: int = 2_000,
+) -> list[MetricsRow]:
+    """The steps' numbers in order, thinned evenly to about ``max_points``; the newest always stays."""
+    rows = StepMetrics.objects.filter(job=job)
+    if after_step is not None:
+        rows = rows.filter(step__gt=after_step)
+    return [MetricsRow(row.step, row.at, _picked(row.values, names)) for row in _thinned(rows, max_points)]
+
+
+def job_samples(job: Job, *, step: int | None = None) -> list[Sample]:
+    """The completions kept of a step; without one, of the newest that has any."""
+    rows = Sample.objects.filter(job=job)
+    if step is None:
+        step = rows.aggregate(newest=Max("step"))["newest"]
+    return list(rows.filter(step=step).order_by("group", "index"))
+
+
+def job_checkpoints(job: Job) -> list[JobCheckpoint]:
+    """The checkpoints that are kept, the newest first."""
+    return list(
+        JobCheckpoint.objects.filter(job=job, checkpoint__deleted_at__isnull=True)
+        .select_related("checkpoint", "attempt")
+        .order_by("-checkpoint__step", "-pk")
+    )
+
+
+def job_transitions(job: Job) -> list[Transition]:
+    """Every change of status of the job and of its attempts, in order."""
+    return list(Transition.objects.filter(job=job).select_related("attempt").order_by("pk"))
+
+
+def _thinned(rows: QuerySet[StepMetrics], max_points: int) -> QuerySet[StepMetrics]:
+    last = rows.aggregate(last=Max("step"))["last"]
+    count = rows.count() if last is not None else 0
+    if count > max_points:
+        stride = -(-count // max_points)
+        rows = rows.alias(phase=Mod(F("step"), stride)).filter(Q(phase=0) | Q(step=last))
+    return rows.order_by("step")
+
+
+def _picked(values: dict[str, float], names: Sequence[str] | None) -> dict[str, float]:
+    return values if names is None else {name: values[name] for name in names if name in values}

@@ -1,0 +1,81 @@
+"""How much device memory a job asks for: estimates for the torch engine, on the safe side. Pure.
+
+weights  the base weights, once per device, shared by the engine and the trainer
+run      what comes on top, per device:
+         LoRA  adapter, gradient and two Adam moments, fp32: 16 bytes a parameter
+         full  the same four for every parameter (the master copy in place of an adapter)
+         KV    a key and a value per layer and token of every sequence of the device's rollout
+         acts  of one micro-batch: 34 values per layer, token and hidden unit at 16 bits plus five per pair of
+               attended tokens and head (https://arxiv.org/abs/2205.05198, section 4.1), and the logits with
+               their softmax and gradient in fp32
+
+``auto`` precision is sized as fp32, for the device is not known yet. Lengths: a token is at least a byte of
+the file, so the mean row in bytes bounds the mean prompt; the chat template's own tokens are added.
+"""
+
+from __future__ import annotations
+
+import math
+
+from workers.models.config import ModelConfig
+from workers.spec import JobSpec, LoRA, RLConfig
+
+FP32 = 4
+TRAINED_COPIES = 4  # weights, gradient, two moments
+TEMPLATE_TOKENS = 64
+BYTES_PER_VALUE = {"bf16": 2, "fp32": 4, "auto": 4}
+
+
+def weights_bytes(parameters: int, precision: str) -> int:
+    return parameters * BYTES_PER_VALUE[precision]
+
+
+def weights_key(*, model_key: str, job_key: str, spec: JobSpec) -> str:
+    """What residents load: LoRA jobs share a base at one precision, a full fine-tune has its own."""
+    return f"{model_key}@{spec.rl.precision}" if isinstance(spec.rl.tuning, LoRA) else job_key
+
+
+def run_bytes(*, model: ModelConfig, parameters: int, rl: RLConfig, row_bytes: float) -> int:
+    trained = lora_parameters(model, rl.tuning) if isinstance(rl.tuning, LoRA) else parameters
+    tokens = sequence_tokens(model.context, rl.sampling.max_tokens, row_bytes)
+    value = BYTES_PER_VALUE[rl.precision]
+    return (
+        trained * TRAINED_COPIES * FP32
+        + sequences_per_device(rl) * tokens * kv_bytes_per_token(model, value)
+        + activation_bytes(model, rl.micro_batch_size, tokens, value)
+    )
+
+
+def lora_parameters(model: ModelConfig, lora: LoRA) -> int:
+    """rank x (inputs + outputs) for each target of each layer."""
+    query, key = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    sizes = {
+        "q_proj": model.hidden + query,
+        "k_proj": model.hidden + key,
+        "v_proj": model.hidden + key,
+        "o_proj": query + model.hidden,
+        "gate_proj": model.hidden + model.intermediate,
+        "up_proj": model.hidden + model.intermediate,
+        "down_proj": model.intermediate + model.hidden,
+    }
+    return model.layers * lora.rank * sum(sizes[target] for target in lora.targets)
+
+
+def sequences_per_device(rl: RLConfig) -> int:
+    """Whole groups go to a device."""
+    return math.ceil(rl.prompts_per_step / rl.devices) * rl.group_size
+
+
+def sequence_tokens(context: int, max_tokens: int, row_bytes: float) -> int:
+    return min(context, math.ceil(row_bytes) + TEMPLATE_TOKENS + max_tokens)
+
+
+def kv_bytes_per_token(model: ModelConfig, value: int) -> int:
+    return 2 * model.layers * model.kv_heads * model.head_dim * value
+
+
+def activation_bytes(model: ModelConfig, sequences: int, tokens: int, value: int) -> int:
+    linear = 34 * sequences * tokens * model.hidden * value // 2
+    attention = 5 * sequences * tokens * tokens * model.heads * value // 2
+    logits = 3 * sequences * tokens * model.vocab * FP32
+    return model.layers * (linear + attention) + logits
