@@ -308,7 +308,7 @@ def check_row(row: Row, number: int) -> None:
     last = messages[-1]["role"]
     if last != "user":
         path = f"messages[{len(messages) - 1}].role"
-        refuse_field(number, path, f"must be user in the last message, which the model answers, not {last}")
+        refuse_field(number, path, f"must be user in the last message, not {last}")
 
 
 def check_message(message: Any, path: str, number: int) -> None:
