@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -124,3 +124,15 @@ async def call(method: Any, *args: Any, **named: Any) -> Any:
 
 async def _await(reference: Any) -> Any:
     return await reference
+
+
+async def together(*work: Coroutine[Any, Any, T]) -> list[T]:
+    """Await all; when one fails, or the caller is cancelled, the others are cancelled and waited for."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

@@ -26,7 +26,7 @@ class Outbox:
         self._added.set()
 
     async def after(self, seq: int, wait_s: float) -> list[Report]:
-        """Reports above ``seq``, waiting up to ``wait_s`` seconds for the first; those up to it are dropped."""
+        """Reports above ``seq``, waiting up to ``wait_s`` seconds for one; those up to it are dropped."""
         while self._kept and self._kept[0].seq <= seq:
             self._kept.popleft()
         if not self._kept:

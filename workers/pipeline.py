@@ -32,7 +32,7 @@ from workers.data.cursor import row_at
 from workers.data.rows import RowIndex
 from workers.engines.sequences import Sequence as Rollout
 from workers.fleet import Fleet
-from workers.grants import Desk, Stuck, Turn, call
+from workers.grants import Desk, Stuck, Turn, call, together
 from workers.launch import grader_pool
 from workers.models.chat import ChatTokenizer
 from workers.outbox import Outbox
@@ -144,7 +144,7 @@ class Pipeline:
     # ------------------------------------------------------------ rollouts
 
     async def _roll_out(self, step: int, prompts: list[Prompt]) -> list[Sample]:
-        chains = await asyncio.gather(
+        chains = await together(
             *(self._chain(step, worker, self._of_worker(prompts, worker)) for worker in self._workers)
         )
         graded = [sample for chain in chains for sample in chain]
@@ -227,7 +227,7 @@ class Pipeline:
         return batch.select(mine)
 
     async def _with_logprobs(self, step: int, batch: Batch) -> Batch:
-        """Add the log-probs before the update, and those of the starting weights where a penalty needs them."""
+        """Add the log-probs before the update, and with a KL penalty those of the starting weights."""
         shards = {worker: self._shard(batch, worker) for worker in self._workers}
         sequences = {worker: len(shard.groups) for worker, shard in shards.items()}
         size, key = self._rl.micro_batch_size, self._launch.run_key
@@ -238,7 +238,7 @@ class Pipeline:
             return [await turn.run(trainer.logprobs, key, shards[worker], size, kind) for kind in kinds]
 
         async with self._desk.substages(SubStageKind.LOGPROB, step, sequences) as turns:
-            made = await asyncio.gather(*(of_worker(worker, turn) for worker, turn in turns.items()))
+            made = await together(*(of_worker(worker, turn) for worker, turn in turns.items()))
         old, *reference = (
             self._unshard(batch, {worker: lists[i] for worker, lists in zip(turns, made, strict=True)})
             for i in range(len(kinds))
@@ -255,7 +255,7 @@ class Pipeline:
     ) -> Sums:
         """Gradients of one optimizer step: each worker its shard, then the sum on every worker."""
         key, size = self._launch.run_key, self._rl.micro_batch_size
-        made: list[Sums] = await asyncio.gather(
+        made: list[Sums] = await together(
             *(
                 turn.run(trainers[w].forward_backward, key, self._shard(part, w), over, size)
                 for w, turn in turns.items()
@@ -263,9 +263,7 @@ class Pipeline:
         )
         if len(turns) > 1:
             parts = [trainers[w].gradients.remote(key) for w in turns]
-            await asyncio.gather(
-                *(self._sum_gradients(turn, trainers[w], parts) for w, turn in turns.items())
-            )
+            await together(*(self._sum_gradients(turn, trainers[w], parts) for w, turn in turns.items()))
         return sum(made, Sums())
 
     async def _sum_gradients(self, turn: Turn, trainer: Any, parts: Sequence[Any]) -> None:
@@ -273,7 +271,7 @@ class Pipeline:
 
     async def _optimize(self, turns: dict[int, Turn], trainers: dict[int, Any], rate: float) -> float:
         """The same step on every worker; the norm of the gradient."""
-        norms = await asyncio.gather(
+        norms = await together(
             *(turn.run(trainers[w].optim_step, self._launch.run_key, rate) for w, turn in turns.items())
         )
         return norms[0]
@@ -281,7 +279,7 @@ class Pipeline:
     async def _sync(self, step: int) -> None:
         """The engines get the weights that the next step samples from."""
         async with self._desk.substages(SubStageKind.SYNC, step, dict.fromkeys(self._workers, 0)) as turns:
-            await asyncio.gather(*(self._sync_worker(w, turn, step + 1) for w, turn in turns.items()))
+            await together(*(self._sync_worker(w, turn, step + 1) for w, turn in turns.items()))
 
     async def _sync_worker(self, worker: int, turn: Turn, version: int) -> None:
         turn.cover(await self._fleet.sync(worker, turn.device, version, turn.share))
