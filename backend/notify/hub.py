@@ -1,6 +1,6 @@
 """The hub: one LISTEN connection per web process wakes every stream whose rows may have changed.
 
-    PostgreSQL ── NOTIFY jigsaw_jobs {"org", "job"} ──► Hub._listen ──► Subscription.wait() ──► the stream reads rows
+    PostgreSQL ── NOTIFY jigsaw_jobs {"org", "job"} ──► Hub._listen ──► Subscription.wait() ──► the stream
 
 A subscription holds a set of dirty job ids, so any number of doorbells for one job wakes its stream once.
 Nothing is lost while the connection is away: after every (re)connect everybody is woken with ``EVERYTHING``

@@ -1,0 +1,272 @@
+"""Plotly figures as plain dicts, made from rows by pure functions.
+
+A figure carries data and geometry; colours of text, grid and paper belong to the page's theme and are set in
+the browser. ``metric_figure`` and ``metric_points`` build the same traces, whole and as a tail for
+``Plotly.extendTraces``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from workers.protocol import METRICS
+
+Figure = dict[str, Any]
+Row = Mapping[str, Any]
+
+#: Points a chart keeps; the browser drops the oldest beyond it.
+MAX_POINTS = 2000
+
+#: Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), and Tol's wine for the seventh kind: told apart
+#: by readers with any of the common colour-vision deficiencies, on light and on dark paper.
+KIND_COLOURS = {
+    "prefill": "#0072b2",
+    "decode": "#56b4e9",
+    "tail": "#009e73",
+    "grade": "#cc79a7",
+    "logprob": "#e69f00",
+    "update": "#d55e00",
+    "sync": "#a3406f",
+}
+KIND_WORDS = {
+    "prefill": "Prefill",
+    "decode": "Decode",
+    "tail": "Tail decode",
+    "grade": "Grade",
+    "logprob": "Log-probs",
+    "update": "Update",
+    "sync": "Weight sync",
+}
+NEIGHBOUR_COLOUR = "#8a8f98"
+#: Work that needs no device (grading) is drawn in a lane of its own.
+HOST_LANE = "host"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One metric's chart. ``digits`` are decimals of the value in the chart's head."""
+
+    key: str
+    title: str
+    colour: str
+    digits: int = 3
+    tick: str = ""
+    wide: bool = False
+
+    @property
+    def explanation(self) -> str:
+        return EXPLANATIONS[self.key]
+
+
+COST = "cost"
+EXPLANATIONS = {**METRICS, COST: "what the job has cost so far, in US dollars"}
+CHARTS = (
+    Chart("reward", "Reward", "#4f6bed", wide=True),
+    Chart("loss", "Loss", "#d55e00", digits=4),
+    Chart("kl", "KL to the starting weights", "#009e73", digits=4),
+    Chart("entropy", "Entropy", "#cc79a7"),
+    Chart("completion_length", "Completion length", "#0072b2", digits=1),
+    Chart("tokens_per_s", "Tokens per second", "#e69f00", digits=0),
+    Chart(COST, "Cost", "#009e73", digits=4, tick="$"),
+    Chart("mismatch", "Engine–trainer mismatch", "#a3406f", digits=4),
+    Chart("grad_norm", "Gradient norm", "#56b4e9"),
+)
+BY_KEY = {chart.key: chart for chart in CHARTS}
+
+
+def thin(rows: Sequence[Row], limit: int = MAX_POINTS) -> list[Row]:
+    """At most ``limit`` rows, evenly spaced, the first and the last among them."""
+    if len(rows) <= limit:
+        return list(rows)
+    last = len(rows) - 1
+    return [rows[round(i * last / (limit - 1))] for i in range(limit)]
+
+
+def cumulative_cost(micro_usd_by_step: Iterable[tuple[int, int]]) -> list[Row]:
+    """Rows of metric ``cost`` from what each step cost; amounts add up as integers."""
+    total, rows = 0, []
+    for step, micro_usd in micro_usd_by_step:
+        total += micro_usd
+        rows.append({"step": step, "values": {COST: total / 1_000_000}})
+    return rows
+
+
+def metric_points(rows: Sequence[Row], chart: Chart) -> dict[str, list[list[Any]]]:
+    """``{"x": [...], "y": [...]}``, one list per trace, of rows ``{"step", "values"}``.
+
+    The reward has three traces: the lower and the upper edge of one standard deviation, and the mean.
+    """
+    steps = [row["step"] for row in rows]
+    mean = [row["values"].get(chart.key) for row in rows]
+    if chart.key != "reward":
+        return {"x": [steps], "y": [mean]}
+    spread = [row["values"].get("reward_std") or 0.0 for row in rows]
+    low = [None if m is None else m - s for m, s in zip(mean, spread, strict=True)]
+    high = [None if m is None else m + s for m, s in zip(mean, spread, strict=True)]
+    return {"x": [steps, steps, steps], "y": [low, high, mean]}
+
+
+def metric_figure(rows: Sequence[Row], chart: Chart) -> Figure:
+    points = metric_points(rows, chart)
+    traces = [
+        {"type": "scatter", "x": x, "y": y, **look}
+        for x, y, look in zip(points["x"], points["y"], _looks(chart), strict=True)
+    ]
+    return {"data": traces, "layout": _metric_layout(chart)}
+
+
+def _looks(chart: Chart) -> list[dict[str, Any]]:
+    line = {
+        "name": chart.title,
+        "mode": "lines+markers",
+        "line": {"color": chart.colour, "width": 2},
+        "marker": {"size": 4, "color": chart.colour},
+        "hovertemplate": f"%{{y:{chart.tick}.{chart.digits}f}}<extra></extra>",
+    }
+    if chart.key != "reward":
+        return [line]
+    edge = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+    band = {**edge, "name": "+1 standard deviation", "fill": "tonexty", "fillcolor": _faint(chart.colour)}
+    return [{**edge, "name": "-1 standard deviation"}, band, line]
+
+
+def _faint(colour: str) -> str:
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.16)"
+
+
+def _metric_layout(chart: Chart) -> dict[str, Any]:
+    return {
+        "showlegend": False,
+        "hovermode": "x unified",
+        "uirevision": chart.key,
+        "margin": {"l": 52, "r": 12, "t": 8, "b": 32},
+        "xaxis": {
+            "title": {"text": "step", "standoff": 4},
+            "rangemode": "tozero",
+            "tickformat": "d",
+            "nticks": 8,
+        },
+        "yaxis": {"tickprefix": chart.tick, "nticks": 6, "zeroline": False},
+    }
+
+
+def timeline_figure(rows: Sequence[Row]) -> Figure:
+    """Sub-stages as bars in one lane per device: start and end along x, share of the device as thickness.
+
+    Rows: device (None: needs no device), kind, started_at, ended_at, share, mine; and of the job's own step,
+    worker, tokens. A neighbour shows as grey, without a name.
+    """
+    placed = stack(rows)
+    lanes = sorted({lane(row) for row in rows})
+    traces = [
+        _bars([item for item in placed if item[0]["mine"] and item[0]["kind"] == kind], lanes, kind)
+        for kind in KIND_COLOURS
+    ]
+    traces.append(_bars([item for item in placed if not item[0]["mine"]], lanes, None))
+    return {"data": [trace for trace in traces if trace["x"]], "layout": _timeline_layout(lanes)}
+
+
+def within(rows: Sequence[Row], seconds: float | None) -> list[Row]:
+    """The rows that end in the last ``seconds`` before the newest end; None: all."""
+    if seconds is None or not rows:
+        return list(rows)
+    newest = max(row["ended_at"] for row in rows)
+    return [row for row in rows if (newest - row["ended_at"]).total_seconds() <= seconds]
+
+
+def lane(row: Row) -> str:
+    return row["device"] or HOST_LANE
+
+
+def stack(rows: Sequence[Row]) -> list[tuple[Row, float]]:
+    """Each row with the bottom of its bar in its lane, in [0, 1): what runs together lies above each other.
+
+    Greedy by start: the lowest place that is free for the row's whole thickness. Where shares add up to more
+    than the device, which rounding can cause, the row lies at the bottom.
+    """
+    running: dict[str, list[tuple[datetime, float, float]]] = {}
+    placed = []
+    for row in sorted(rows, key=lambda row: (lane(row), row["started_at"], row["ended_at"])):
+        beside = [bar for bar in running.get(lane(row), []) if bar[0] > row["started_at"]]
+        thickness = _thickness(row)
+        bottom = _lowest_gap([(low, high) for _, low, high in beside], thickness)
+        running[lane(row)] = [*beside, (row["ended_at"], bottom, bottom + thickness)]
+        placed.append((row, bottom))
+    return placed
+
+
+def _thickness(row: Row) -> float:
+    return row["share"] if row["device"] and row["share"] else 1.0
+
+
+def _lowest_gap(taken: list[tuple[float, float]], thickness: float) -> float:
+    bottom = 0.0
+    for low, high in sorted(taken):
+        if low - bottom >= thickness - 1e-9:
+            return bottom
+        bottom = max(bottom, high)
+    return bottom if bottom + thickness <= 1 + 1e-9 else 0.0
+
+
+def _bars(placed: Sequence[tuple[Row, float]], lanes: Sequence[str], kind: str | None) -> dict[str, Any]:
+    height = 0.8
+    rows = [row for row, _ in placed]
+    name = KIND_WORDS[kind] if kind else "Other jobs"
+    own = "step %{customdata[2]} · worker %{customdata[3]}<br>" if kind else ""
+    tokens = "<br>%{customdata[4]:,} tokens" if kind else ""
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": [lanes.index(lane(row)) for row in rows],
+        "base": [_iso(row["started_at"]) for row in rows],
+        "x": [_milliseconds(row) for row in rows],
+        "width": [height * _thickness(row) for row in rows],
+        "offset": [height * (bottom - 0.5) for _, bottom in placed],
+        "customdata": [
+            [_milliseconds(row) / 1000, 100 * _thickness(row), row["step"], row["worker"], row["tokens"]]
+            for row in rows
+        ],
+        "marker": {
+            "color": KIND_COLOURS[kind] if kind else NEIGHBOUR_COLOUR,
+            "opacity": 1.0 if kind else 0.35,
+            "line": {"width": 0},
+        },
+        "hovertemplate": (
+            f"<b>{name}</b><br>{own}%{{customdata[0]:.2f}} s at %{{customdata[1]:.0f}} % of the device"
+            f"{tokens}<extra></extra>"
+        ),
+    }
+
+
+def _iso(moment: datetime) -> str:
+    """Plotly reads times without a zone; UTC is written everywhere."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+
+
+def _milliseconds(row: Row) -> float:
+    return (row["ended_at"] - row["started_at"]).total_seconds() * 1000
+
+
+def _timeline_layout(lanes: Sequence[str]) -> dict[str, Any]:
+    return {
+        "barmode": "overlay",
+        "hovermode": "closest",
+        "uirevision": "timeline",
+        "height": 150 + 56 * max(1, len(lanes)),
+        "margin": {"l": 16, "r": 12, "t": 8, "b": 40},
+        "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
+        "xaxis": {"type": "date", "title": {"text": "UTC", "standoff": 4}, "nticks": 6},
+        "yaxis": {
+            "tickvals": list(range(len(lanes))),
+            "ticktext": list(lanes),
+            "range": [len(lanes) - 0.4, -0.6],
+            "fixedrange": True,
+            "automargin": True,
+            "zeroline": False,
+        },
+    }

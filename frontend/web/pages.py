@@ -1,0 +1,241 @@
+"""The jobs list and the job page, whole and in fragments."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
+from django.template.loader import render_to_string
+from django.utils import timezone
+from django.views.decorators.http import require_GET, require_POST
+
+from backend.common.errors import InvalidRequest, ServiceError
+from backend.jobs.access import job_access
+from backend.jobs.models import Job, Sample
+from backend.jobs.selectors import job_checkpoints, job_events_page, job_metrics, job_samples, jobs_page
+from backend.jobs.services import job_cancel
+from backend.metering.selectors import job_cost, job_live_cost
+from backend.pool.selectors import job_timeline
+from backend.tenants.access import Actor
+from frontend.web import figures, rows, spec_form, words
+from frontend.web.doors import for_members, page
+
+JOBS_PER_PAGE = 25
+EVENTS_SHOWN = 100
+TIMELINE_ROWS = 1500
+#: Spans the timeline offers, in minutes.
+TIMELINE_SPANS = (2, 10, 60)
+
+
+# ---------------------------------------------------------------- list
+
+
+@require_GET
+@for_members
+def jobs(request: HttpRequest, actor: Actor) -> HttpResponse:
+    try:
+        found = jobs_page(actor.organization, limit=JOBS_PER_PAGE, after=request.GET.get("after"))
+    except InvalidRequest:
+        found = jobs_page(actor.organization, limit=JOBS_PER_PAGE)
+    context = {
+        "jobs": _with_sparks(found.items),
+        "more_after": found.items[-1].public_id if found.has_more else None,
+        "later_page": "after" in request.GET,
+        "api_url": request.build_absolute_uri("/v1"),
+    }
+    return page(request, actor, "web/jobs.html", context)
+
+
+@require_GET
+@for_members
+def job_rows(request: HttpRequest, actor: Actor) -> HttpResponse:
+    """The rows of ``?ids=a,b`` as they read now: ``{id: html}``, and ids alone for jobs not shown yet."""
+    asked = request.GET.get("ids", "").split(",")[:JOBS_PER_PAGE]
+    found = _with_sparks(rows.listed(actor.organization, asked))
+    html = {job.public_id: render_to_string("web/part/job_row.html", {"job": job}) for job in found}
+    return JsonResponse({"rows": html})
+
+
+def _with_sparks(found: list[Job]) -> list[Job]:
+    rewards = rows.recent_rewards(found)
+    for job in found:
+        job.spark = words.sparkline(rewards.get(job.pk, []))
+    return found
+
+
+# ---------------------------------------------------------------- job
+
+
+@require_GET
+@for_members
+def job(request: HttpRequest, actor: Actor, job_id: str) -> HttpResponse:
+    found = job_access(actor, job_id)
+    events = job_events_page(found, limit=EVENTS_SHOWN)
+    context = {
+        **_header(actor, found),
+        "figures": _figures(found),
+        "charts": figures.CHARTS,
+        "events": events.items,
+        "seen": events.items[0].seq if events.items else 0,
+        "earlier_events": events.has_more,
+        "checkpoints": job_checkpoints(found),
+        "config": _config(found),
+        "spec": found.spec,
+        "kinds": [(word, figures.KIND_COLOURS[kind]) for kind, word in figures.KIND_WORDS.items()],
+        "spans": TIMELINE_SPANS,
+    }
+    return page(request, actor, "web/job.html", context)
+
+
+@require_GET
+@for_members
+def job_header(request: HttpRequest, actor: Actor, job_id: str) -> HttpResponse:
+    return render(request, "web/part/job_header.html", _header(actor, job_access(actor, job_id)))
+
+
+def _header(actor: Actor, found: Job) -> dict[str, Any]:
+    now = timezone.now()
+    newest = rows.newest_values(found)
+    paces = [values["seconds"] for values in newest if "seconds" in values]
+    pace = sum(paces) / len(paces) if paces else None
+    return {
+        "actor": actor,
+        "job": found,
+        "over": words.is_over(found),
+        "cost": job_live_cost(found, now)["total_micro_usd"],
+        "newest": newest[0] if newest else {},
+        "elapsed": words.elapsed_seconds(found, now),
+        "left": words.seconds_left(found, pace),
+        "may_cancel": actor.role.can_write and not words.is_over(found),
+    }
+
+
+def _figures(found: Job) -> dict[str, Any]:
+    """Every chart's figure, and the last step in them."""
+    metrics = [asdict(row) for row in job_metrics(found, max_points=figures.MAX_POINTS)]
+    cost = figures.thin(figures.cumulative_cost(rows.cost_by_step(found)))
+    return {
+        "figures": {
+            chart.key: figures.metric_figure(cost if chart.key == figures.COST else metrics, chart)
+            for chart in figures.CHARTS
+        },
+        "last_step": metrics[-1]["step"] if metrics else -1,
+        "max_points": figures.MAX_POINTS,
+    }
+
+
+@require_GET
+@for_members
+def job_points(request: HttpRequest, actor: Actor, job_id: str) -> HttpResponse:
+    """Tails of the charts' traces above ``?after=`` steps; the cost, whose past may still change, whole."""
+    found = job_access(actor, job_id)
+    after = _integer(request.GET.get("after"), -1)
+    metrics = [asdict(row) for row in job_metrics(found, after_step=after, max_points=figures.MAX_POINTS)]
+    cost = figures.thin(figures.cumulative_cost(rows.cost_by_step(found)))
+    answer = {
+        "points": {
+            chart.key: figures.metric_points(metrics, chart)
+            for chart in figures.CHARTS
+            if chart.key != figures.COST
+        },
+        "cost": figures.metric_figure(cost, figures.BY_KEY[figures.COST]),
+        "last_step": metrics[-1]["step"] if metrics else after,
+    }
+    return JsonResponse(answer)
+
+
+@require_GET
+@for_members
+def job_figures(request: HttpRequest, actor: Actor, job_id: str) -> HttpResponse:
+    return JsonResponse(_figures(job_access(actor, job_id)))
+
+
+@require_GET
+@for_members
+def job_timeline_figure(request: HttpRequest, actor: Actor, job_id: str) -> HttpResponse:
+    """Sub-stages of the last ``?minutes=`` before the newest; 0: as many as are drawn at all."""
+    found = job_access(actor, job_id)
+    minutes = _integer(request.GET.get("minutes"), TIMELINE_SPANS[0])
+    recent = job_timeline(found, limit=TIMELINE_ROWS)
+    return JsonResponse(
+        figures.timeline_figure(figures.within(recent, minutes * 60 if minutes > 0 else None))
+    )
+
+
+@require_GET
+@for_members
+def job_samples_part(request: HttpRequest, actor: Actor, job_id: str) -> HttpResponse:
+    """The completions of ``?step=``, or of the newest step."""
+    found = job_access(actor, job_id)
+    steps = rows.sample_steps(found)
+    asked = request.GET.get("step", "")
+    step = _integer(asked, -1) if asked else None
+    kept = job_samples(found, step=step)
+    context = {
+        "job": found,
+        "groups": _groups(kept),
+        "step": kept[0].step if kept else (step if step is not None else 0),
+        "steps": steps,
+        "follows": step is None,
+    }
+    return render(request, "web/part/samples.html", context)
+
+
+def _groups(kept: list[Sample]) -> list[list[Sample]]:
+    groups: dict[int, list[Sample]] = {}
+    for sample in kept:
+        groups.setdefault(sample.group, []).append(sample)
+    return list(groups.values())
+
+
+@require_GET
+@for_members
+def job_checkpoints_part(request: HttpRequest, actor: Actor, job_id: str) -> HttpResponse:
+    found = job_access(actor, job_id)
+    return render(request, "web/part/checkpoints.html", {"job": found, "checkpoints": job_checkpoints(found)})
+
+
+@require_GET
+@for_members
+def job_cost_part(request: HttpRequest, actor: Actor, job_id: str) -> HttpResponse:
+    found = job_access(actor, job_id)
+    return render(request, "web/part/cost.html", {"job": found, "costs": job_cost(found)})
+
+
+def _config(found: Job) -> list[tuple[str, list[tuple[str, Any]]]]:
+    """The resolved spec as headed lists of (name, value)."""
+    spec = found.spec
+    head = [(name, spec.get(name)) for name in ("model", "training_file", "seed", "suffix")]
+    sections = [("Job", head), ("Grader", list(spec["grader"].items()))]
+    rl = spec["rl"]
+    sections.append(("Run", [(name, value) for name, value in rl.items() if not isinstance(value, dict)]))
+    for name, value in rl.items():
+        if isinstance(value, dict):
+            heading = spec_form.SECTION_WORDS[f"{spec_form.RL}.{name}"][0]
+            sections.append((heading, list(value.items())))
+    return sections
+
+
+@require_POST
+@for_members
+def cancel(request: HttpRequest, actor: Actor, job_id: str) -> HttpResponse:
+    """Answers with the header as it is afterwards, and with the refusal if there was one."""
+    found = job_access(actor, job_id, write=True)
+    refusal = ""
+    try:
+        found = job_cancel(actor=actor, job=found)
+    except ServiceError as error:
+        refusal = error.message
+        found = job_access(actor, job_id)
+    return render(request, "web/part/job_header.html", {**_header(actor, found), "refusal": refusal})
+
+
+def _integer(text: str | None, default: int) -> int:
+    """What a link of ours says; anything else is as if nothing were said."""
+    try:
+        number = int(text or "")
+    except ValueError:
+        return default
+    return number if abs(number) < 2**31 else default

@@ -1,0 +1,311 @@
+"""The new-job form, made from the spec's own schema: each field of ``RLConfig`` is a knob on the page.
+
+    request (what /v1 takes)  ◄── body(form data) ── form ◄── sections(values) ── defaults + recommended
+
+A knob is named by its dotted path in the request, ``rl.sampling.temperature``; errors come back under the same
+names. A new field of the spec appears in the form by itself.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import annotated_types
+from django.http import QueryDict
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from backend.jobs.requests import merge
+from workers.spec import FullFineTuning, Grader, LoRA, RLConfig
+
+RL = "rl"
+TUNING = f"{RL}.tuning"
+LEARNING_RATE = f"{RL}.optimizer.learning_rate"
+
+SECTION_WORDS = {
+    RL: ("Run", "How long, on how many samples, and what happens to them."),
+    f"{RL}.sampling": ("Sampling", "How completions are drawn from the model."),
+    TUNING: ("What is trained", "A small adapter beside frozen weights, or every weight."),
+    f"{RL}.optimizer": ("Optimizer", "AdamW over the job's optimizer steps."),
+    f"{RL}.loss": ("Loss", "The clipped policy-gradient loss and its KL penalty."),
+}
+LABELS = {
+    "steps": "Steps",
+    "kl_beta": "KL weight (beta)",
+    "eps": "Epsilon",
+    "beta1": "Beta 1",
+    "beta2": "Beta 2",
+    "max_grad_norm": "Gradient clip norm",
+    "average": "Average over",
+}
+#: Said where the schema's own description leaves a beginner alone.
+HELP = {
+    f"{RL}.algorithm": "how advantages are computed from a group's rewards",
+    f"{RL}.steps": "rounds of rollouts, grading and training",
+    f"{RL}.prompts_per_step": "rows of the data drawn per step",
+    f"{TUNING}.rank": "width of the adapter; more learns more and costs more",
+    f"{RL}.optimizer.schedule": "how the rate goes on after the warm-up",
+    f"{RL}.optimizer.beta1": "decay of the gradient's running mean",
+    f"{RL}.optimizer.beta2": "decay of its running square",
+    f"{RL}.optimizer.eps": "keeps the division stable",
+    f"{RL}.optimizer.weight_decay": "pull of the weights towards zero per step",
+    f"{RL}.loss.clip_low": "a token's ratio is clipped below 1 minus this",
+    f"{RL}.loss.clip_high": "a token's ratio is clipped above 1 plus this",
+}
+
+
+#: Settings of the first section that are about the machine rather than about learning.
+MACHINE = (
+    "precision",
+    "devices",
+    "micro_batch_size",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "sample_groups",
+)
+MACHINE_WORDS = ("Devices and checkpoints", "Where it runs and what it leaves behind.")
+
+_GRADERS = get_args(get_args(Grader)[0])
+#: Tags of the spec's tagged unions: ``python``, ``lora``, ...
+TAGS = frozenset(
+    tag
+    for model in (*_GRADERS, LoRA, FullFineTuning)
+    for tag in get_args(model.model_fields["type"].annotation)
+)
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One input. ``kind``: integer, number, flag, choice, choices, texts."""
+
+    path: str
+    kind: str
+    label: str
+    help: str
+    value: Any
+    options: tuple[str, ...] = ()
+    minimum: float | None = None
+    maximum: float | None = None
+
+    @property
+    def element_id(self) -> str:
+        return self.path.replace(".", "-")
+
+    @property
+    def shown(self) -> str:
+        """The value as the input's text."""
+        if self.kind == "texts":
+            return "\n".join(text.replace("\\", "\\\\").replace("\n", "\\n") for text in self.value)
+        return "" if self.value is None else f"{self.value}"
+
+    @property
+    def step(self) -> str:
+        return "1" if self.kind == "integer" else "any"
+
+
+@dataclass(frozen=True)
+class Section:
+    """Knobs under one heading. ``variants`` are the alternatives of a tagged union, by tag."""
+
+    path: str
+    title: str
+    about: str
+    knobs: tuple[Knob, ...]
+    variants: tuple[tuple[str, tuple[Knob, ...]], ...] = ()
+    chosen: str = ""
+
+
+def sections(values: Mapping[str, Any]) -> list[Section]:
+    """The form's sections with ``values`` (an ``rl`` tree as JSON) in the knobs."""
+    plain = list(_knobs(RLConfig, RL, values))
+    machine = {f"{RL}.{name}" for name in MACHINE}
+    found = [Section(RL, *SECTION_WORDS[RL], knobs=tuple(k for k in plain if k.path not in machine))]
+    for name, info in RLConfig.model_fields.items():
+        path = f"{RL}.{name}"
+        if name == "tuning":
+            found.append(_tuning_section(values["tuning"]))
+        elif _is_model(info.annotation):
+            knobs = tuple(_knobs(info.annotation, path, values[name]))
+            found.append(Section(path, *SECTION_WORDS[path], knobs=knobs))
+    last = tuple(knob for knob in plain if knob.path in machine)
+    return [*found, Section(f"{RL}.machine", *MACHINE_WORDS, knobs=last)]
+
+
+def _tuning_section(values: Mapping[str, Any]) -> Section:
+    variants = []
+    for model in (LoRA, FullFineTuning):
+        defaults = model().model_dump(mode="json")
+        same = values["type"] == defaults["type"]
+        knobs = tuple(
+            k for k in _knobs(model, TUNING, values if same else defaults) if k.path != f"{TUNING}.type"
+        )
+        variants.append((defaults["type"], knobs))
+    return Section(TUNING, *SECTION_WORDS[TUNING], knobs=(), variants=tuple(variants), chosen=values["type"])
+
+
+def _knobs(model: type[BaseModel], prefix: str, values: Mapping[str, Any]) -> Iterator[Knob]:
+    for name, info in model.model_fields.items():
+        kind, options = _kind(info.annotation)
+        if kind is None:
+            continue
+        path = f"{prefix}.{name}"
+        minimum, maximum = _bounds(info)
+        yield Knob(
+            path=path,
+            kind=kind,
+            label=LABELS.get(name) or name.replace("_", " ").capitalize(),
+            help=info.description or HELP.get(path, ""),
+            value=values[name],
+            options=options,
+            minimum=minimum,
+            maximum=maximum,
+        )
+
+
+def _kind(annotation: Any) -> tuple[str | None, tuple[str, ...]]:
+    """The kind of input for a field's type; None for a nested object, which is a section of its own."""
+    if annotation is bool:
+        return "flag", ()
+    if annotation is int:
+        return "integer", ()
+    if annotation is float:
+        return "number", ()
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return "choice", tuple(str(option) for option in arguments)
+    if origin is tuple:
+        inner = _kind(arguments[0])
+        return ("choices", inner[1]) if inner[0] == "choice" else ("texts", ())
+    if origin in {Union, types.UnionType}:
+        plain = [argument for argument in arguments if argument is not type(None)]
+        return (None, ()) if any(_is_model(argument) for argument in plain) else _kind(plain[0])
+    if origin is Annotated or _is_model(annotation):
+        return None, ()
+    return "text", ()
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _bounds(info: FieldInfo) -> tuple[float | None, float | None]:
+    """Inclusive bounds for the input; exclusive ones are left to the check on the server."""
+    low = next((m.ge for m in info.metadata if isinstance(m, annotated_types.Ge)), None)
+    high = next((m.le for m in info.metadata if isinstance(m, annotated_types.Le)), None)
+    return low, high
+
+
+def default_values() -> dict[str, Any]:
+    """Every default of ``RLConfig``, those that depend on others filled in."""
+    return RLConfig().resolved().model_dump(mode="json")
+
+
+def flat(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """``{"rl.sampling.temperature": 1.0, ...}`` of a tree; lists are leaves."""
+    leaves: dict[str, Any] = {}
+    for name, value in tree.items():
+        path = f"{prefix}.{name}"
+        leaves.update(flat(value, path) if isinstance(value, Mapping) else {path: value})
+    return leaves
+
+
+def rl_from_form(data: QueryDict) -> dict[str, Any]:
+    """The ``rl`` object the form describes. An empty input asks for the default; text stays text where a
+    number is due, so that the spec's own check names it."""
+    tree: dict[str, Any] = {}
+    for knob in _all_knobs(data.get(f"{TUNING}.type", "lora")):
+        value = _read(knob, data)
+        if value is not None:
+            _put(tree, knob.path.split(".")[1:], value)
+    _put(tree, ["tuning", "type"], data.get(f"{TUNING}.type", "lora"))
+    return tree
+
+
+def shown_values(data: QueryDict, start: Mapping[str, Any]) -> dict[str, Any]:
+    """``start`` with what the form says laid over it, right or wrong: what was typed is shown again."""
+    said = rl_from_form(data)
+    if said["tuning"]["type"] != start["tuning"]["type"]:
+        model = {"lora": LoRA, "full": FullFineTuning}[said["tuning"]["type"]]
+        start = {**start, "tuning": model().model_dump(mode="json")}
+    return merge(dict(start), said)
+
+
+def _all_knobs(tuning: str) -> Iterator[Knob]:
+    for section in sections(default_values()):
+        yield from section.knobs
+        for name, knobs in section.variants:
+            if name == tuning:
+                yield from knobs
+
+
+def _read(knob: Knob, data: QueryDict) -> Any:
+    if knob.kind == "flag":
+        return knob.path in data
+    if knob.kind == "choices":
+        return data.getlist(knob.path)
+    text = data.get(knob.path, "")
+    if knob.kind == "texts":
+        return [ESCAPED.sub(_unescape, line) for line in text.replace("\r\n", "\n").split("\n") if line]
+    text = text.strip()
+    if text == "":
+        return None
+    return number(text, knob.kind) if knob.kind in {"integer", "number"} else text
+
+
+#: A line cannot hold a line feed, so it is written as in a program: ``\\n``.
+ESCAPED = re.compile(r"\\([n\\])")
+
+
+def _unescape(match: re.Match[str]) -> str:
+    return "\n" if match[1] == "n" else "\\"
+
+
+def number(text: str, kind: str) -> int | float | str:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _put(tree: dict[str, Any], path: list[str], value: Any) -> None:
+    for name in path[:-1]:
+        tree = tree.setdefault(name, {})
+    tree[path[-1]] = value
+
+
+def differences(rl: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """What of ``rl`` must be said to get it from ``base``: the leaves that differ, as a tree."""
+    if rl.get("type", base.get("type")) != base.get("type"):
+        return dict(rl)
+    said: dict[str, Any] = {}
+    for name, value in rl.items():
+        if isinstance(value, Mapping) and isinstance(base.get(name), Mapping):
+            below = differences(value, base[name])
+            if below:
+                said[name] = below
+        elif value != base.get(name):
+            said[name] = value
+    return said
+
+
+def field_errors(error: ValidationError) -> dict[str, str]:
+    """The first complaint about each field, by its dotted path in the request."""
+    found: dict[str, str] = {}
+    for entry in error.errors(include_url=False):
+        names = [str(part) for part in entry["loc"]]
+        path = ".".join(name for i, name in enumerate(names) if not _is_tag(names, i))
+        found.setdefault(path, entry["msg"].removeprefix("Value error, "))
+    return found
+
+
+def _is_tag(names: list[str], index: int) -> bool:
+    """Pydantic puts the tag of a tagged union behind the field that holds it."""
+    return index > 0 and names[index - 1] in {"grader", "tuning"} and names[index] in TAGS
