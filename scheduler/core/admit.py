@@ -15,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from scheduler.core import texts
@@ -83,33 +83,29 @@ def admit(draft: Draft) -> Draft:
     for job, ahead in ahead_of(waiting[RefusalCode.MEMORY], clocks, cost):
         text = texts.waiting("memory", ahead)
         refusals.append(Refusal(RefusalCode.MEMORY, text, job=job.id, ahead=ahead))
-    return _with_kept(draft, rooms.kept).with_actions(actions).with_refusals(refusals)
+    return replace(draft, kept=rooms.kept).with_actions(actions).with_refusals(refusals)
 
 
 def _reason(running: int) -> str:
     return f"fits; its organization runs on {texts.count(running, 'device')}"
 
 
-def _with_kept(draft: Draft, kept: frozenset[str]) -> Draft:
-    return Draft(draft.snapshot, draft.policy, draft.actions, draft.refusals, kept)
-
-
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Memory sizes of the devices, ascending: of those READY, and of those that stay (READY or DRAINING).
+    """Memory sizes of the devices, ascending: of those READY, and of all in the pool.
 
-    A drain can be taken back, so a draining device still counts for what the pool could ever hold; a lost one
-    does not.
+    A drain can be taken back and a lost device can come back, so both count for what the pool could ever
+    hold: a job is told "never" only when no return would help.
     """
 
     ready: list[int]
-    present: list[int]
+    known: list[int]
 
     @classmethod
     def of(cls, devices: tuple[Device, ...]) -> Pool:
         return cls(
             sorted(d.memory_bytes for d in devices if d.state is DeviceState.READY),
-            sorted(d.memory_bytes for d in devices if d.state is not DeviceState.LOST),
+            sorted(d.memory_bytes for d in devices),
         )
 
     def ready_enough(self, load: Load) -> int:
@@ -121,12 +117,12 @@ class Pool:
         need = job.weights_bytes + job.run_bytes
         if not self.ready:
             return Refusal(RefusalCode.NO_DEVICES, texts.not_ready(job.devices, 0), job=job.id)
-        if job.devices > len(self.present):
-            text = texts.too_many_devices(job.devices, len(self.present))
+        if job.devices > len(self.known):
+            text = texts.too_many_devices(job.devices, len(self.known))
             return Refusal(RefusalCode.NEVER_FITS_DEVICES, text, job=job.id)
-        large_enough = _at_least(self.present, need)
+        large_enough = _at_least(self.known, need)
         if large_enough < job.devices:
-            text = texts.too_little_memory(job.devices, need, self.present[-1], large_enough)
+            text = texts.too_little_memory(job.devices, need, self.known[-1], large_enough)
             return Refusal(RefusalCode.NEVER_FITS_MEMORY, text, job=job.id)
         return None
 
@@ -145,9 +141,9 @@ class _Rooms:
         self.kept: frozenset[str] = frozenset()
         ready = set(self._ready)
         for pipeline in snapshot.pipelines:
-            lost_homes = sum(name not in ready for name in pipeline.home)
-            if lost_homes:
-                self._take(pipeline, lost_homes, own=frozenset(pipeline.home))
+            homeless = pipeline.devices - sum(name in ready for name in pipeline.home)
+            if homeless:
+                self._take(pipeline, homeless, own=frozenset(pipeline.home))
 
     def take(self, job: QueuedJob) -> tuple[str, ...]:
         """Homes for all workers of the job, or none."""

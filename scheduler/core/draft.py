@@ -31,16 +31,14 @@ class Draft:
 
     def with_actions(self, actions: Iterable[Action]) -> Draft:
         actions = tuple(actions)
-        return replace(
-            self, snapshot=apply_all(self.snapshot, actions), actions=(*self.actions, *actions)
-        )
+        return replace(self, snapshot=apply_all(self.snapshot, actions), actions=(*self.actions, *actions))
 
     def with_refusals(self, refusals: Iterable[Refusal]) -> Draft:
         return replace(self, refusals=(*self.refusals, *refusals))
 
 
 def ordered(snapshot: Snapshot) -> Snapshot:
-    """The same snapshot with every table sorted by its key, so that no decision hangs on the order of rows."""
+    """The same snapshot with every table sorted by key, so that no decision hangs on the order of rows."""
     return replace(
         snapshot,
         devices=tuple(sorted(snapshot.devices, key=lambda d: d.name)),

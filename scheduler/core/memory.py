@@ -118,6 +118,8 @@ class Shelves:
         unknown = (None, load.weights_bytes + load.run_bytes)
         given = set()
         for pipelines in sorted(self._shelves):
+            if pipelines >= self._memory.limit:
+                return
             for key, least in (known, unknown):
                 shelf = self._shelves[pipelines].get(key, [])
                 for _, name in shelf[bisect_left(shelf, (least, "")) :]:

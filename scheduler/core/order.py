@@ -23,7 +23,10 @@ def rank(work: QueuedJob | Pipeline) -> tuple[int, float, str, int]:
 
 
 def fair_order(work: Iterable[Work], clocks: dict[int, Clock]) -> Iterator[Work]:
-    """Hand out the work one by one. The caller raises ``clocks[tenant]`` by what it gave before asking again."""
+    """Hand out the work one by one.
+
+    The caller raises ``clocks`` of the item's tenant by what it gave, before it asks for the next.
+    """
     of_tenant: dict[int, list[Work]] = defaultdict(list)
     for item in work:
         of_tenant[item.tenant].append(item)

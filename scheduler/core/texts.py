@@ -36,7 +36,8 @@ def too_little_memory(devices: int, need: int, largest: int, large_enough: int) 
 def not_ready(devices: int, ready: int) -> str:
     if ready == 0:
         return "no device is ready"
-    return f"needs {count(devices, 'device')}, only {ready} that can hold it {'is' if ready == 1 else 'are'} ready"
+    are = "is" if ready == 1 else "are"
+    return f"needs {count(devices, 'device')}, only {ready} that can hold it {are} ready"
 
 
 def over_quota(devices: int, limit: int, used: int, ahead: int) -> str:
@@ -46,9 +47,7 @@ def over_quota(devices: int, limit: int, used: int, ahead: int) -> str:
         return f"your organization's limit of {count(limit, 'device')} is taken: {ahead} of its jobs ahead"
     if used >= limit:
         return f"your organization's limit of {count(limit, 'device')} is in use"
-    return (
-        f"needs {count(devices, 'device')}, your organization's limit of {limit} leaves {limit - used}"
-    )
+    return f"needs {count(devices, 'device')}, your organization's limit of {limit} leaves {limit - used}"
 
 
 def waiting(for_what: str, ahead: int) -> str:

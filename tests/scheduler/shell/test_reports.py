@@ -1,0 +1,212 @@
+"""Reports are believed once, in order, and only while their attempt lives."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from backend.jobs.models import Event, Sample, StepMetrics
+from backend.jobs.states import AttemptStatus, JobStatus
+from backend.pool.models import Device, Node, SubStage
+from backend.pool.services import node_seen, placements_open, substage_grant, substage_offer
+from scheduler.core.state import Place, Plan, Start
+from scheduler.shell.commit import commit
+from scheduler.shell.inventory import devices_of
+from scheduler.shell.reports import attempt_lost, report_apply
+from tests import factories
+from workers.launch import NodeSeen
+from workers.protocol import (
+    CheckpointSaved,
+    Ended,
+    Failure,
+    FailureKind,
+    Finished,
+    Offer,
+    Report,
+    SampleRecord,
+    StepDone,
+    SubStageKind,
+)
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def device() -> Device:
+    node = NodeSeen("local", "f" * 56, "127.0.0.1", 1, 0, "", 8 << 30)
+    seen = devices_of(node, threads_per_device=1, gpu_memory_bytes=0)
+    early = datetime.now(UTC) - timedelta(minutes=1)
+    node_seen(name="local", ray_node_id=node.ray_node_id, address=node.address, devices=seen, now=early)
+    return Device.objects.get()
+
+
+@pytest.fixture
+def attempt(tmp_path):
+    job = factories.job(factories.organization(), tmp_path, status=JobStatus.RUNNING, rl={"steps": 2})
+    return factories.attempt(job, status=AttemptStatus.STARTING)
+
+
+def say(attempt, seq: int, body) -> bool:
+    return report_apply(Report(attempt_id=attempt.pk, seq=seq, at=time.time(), body=body))
+
+
+def offer(node: str = "s0.w0.update.1") -> Offer:
+    return Offer(node=node, step=0, worker=0, kind=SubStageKind.UPDATE, sequences=8)
+
+
+def grant(attempt, device, node: str = "s0.w0.update.1") -> datetime:
+    now = datetime.now(UTC) - timedelta(seconds=10)
+    assert substage_grant(
+        attempt_id=attempt.pk, node=node, device=device, share=1.0, action_id=f"a-{node}", now=now
+    )
+    return now
+
+
+def done(step: int = 0, reward: float = 0.5) -> StepDone:
+    sample = SampleRecord(
+        group=0,
+        index=0,
+        row=3,
+        prompt="p",
+        completion="c",
+        tokens=4,
+        reward=reward,
+        advantage=0.0,
+        finish="stop",
+    )
+    return StepDone(step=step, metrics={"reward": reward, "tokens": 32.0}, samples=(sample,))
+
+
+def counts() -> tuple[int, ...]:
+    return tuple(model.objects.count() for model in (SubStage, StepMetrics, Sample, Event))
+
+
+def test_the_first_report_starts_the_attempt(attempt):
+    assert say(attempt, 1, offer())
+    attempt.refresh_from_db()
+    assert (attempt.status, attempt.report_seq) == (AttemptStatus.RUNNING, 1)
+
+
+def test_a_repeated_report_changes_nothing(attempt, device):
+    bodies = [offer(), done()]
+    for seq, body in enumerate(bodies, start=1):
+        assert say(attempt, seq, body)
+    before = counts()
+    attempt.job.refresh_from_db()
+    tokens = attempt.job.tokens
+    for seq, body in enumerate(bodies, start=1):
+        assert not say(attempt, seq, body)
+    attempt.job.refresh_from_db()
+    assert counts() == before
+    assert attempt.job.tokens == tokens == 32
+
+
+def test_a_report_that_skips_one_waits_for_it(attempt):
+    assert not say(attempt, 2, offer())
+    assert say(attempt, 1, offer())
+
+
+def test_reports_after_the_end_change_nothing(attempt):
+    assert say(attempt, 1, Ended(outcome="succeeded"))
+    attempt.job.refresh_from_db()
+    assert attempt.job.status == JobStatus.SUCCEEDED
+    before = counts()
+    assert not say(attempt, 2, done())
+    assert not attempt_lost(
+        attempt_id=attempt.pk, failure=Failure(kind=FailureKind.WORKER_LOST, message="x"), stimulus="t"
+    )
+    assert counts() == before
+
+
+def test_a_zombie_of_an_earlier_attempt_is_not_heard(attempt, device):
+    job = attempt.job
+    attempt_lost(
+        attempt_id=attempt.pk, failure=Failure(kind=FailureKind.WORKER_LOST, message="x"), stimulus="t"
+    )
+    second = factories.attempt(job, status=AttemptStatus.RUNNING)
+    assert not say(attempt, 1, done(reward=0.9))
+    assert say(second, 1, done(reward=0.1))
+    assert StepMetrics.objects.get(job=job, step=0).values["reward"] == 0.1
+
+
+def test_a_step_run_again_replaces_its_first_run(attempt):
+    assert say(attempt, 1, done(reward=0.2))
+    assert say(attempt, 2, done(reward=0.4))
+    attempt.job.refresh_from_db()
+    assert attempt.job.tokens == 32
+    assert Sample.objects.get(job=attempt.job).reward == 0.4
+
+
+def test_a_foreign_clock_cannot_move_the_bill(attempt, device):
+    """Times before the grant, or in the future, are cut to the time between grant and report."""
+    say(attempt, 1, offer())
+    granted = grant(attempt, device)
+    assert say(
+        attempt, 2, Finished(node="s0.w0.update.1", started_at=0.0, ended_at=time.time() + 9999, tokens=5)
+    )
+    row = SubStage.objects.get()
+    assert row.started_at == granted
+    assert row.ended_at <= datetime.now(UTC)
+    assert row.status == "done"
+
+
+def test_finishing_what_was_not_granted_changes_nothing(attempt):
+    say(attempt, 1, offer())
+    say(attempt, 2, Finished(node="s0.w0.update.1", started_at=1.0, ended_at=2.0, tokens=5))
+    assert SubStage.objects.get().status == "ready"
+
+
+def test_our_fault_is_credited_and_the_tenants_own_is_not(tmp_path, device):
+    for kind, billed in ((FailureKind.WORKER_LOST, False), (FailureKind.GRADER_FAILED, True)):
+        job = factories.job(factories.organization(), tmp_path / kind, status=JobStatus.RUNNING)
+        attempt = factories.attempt(job, status=AttemptStatus.RUNNING)
+        say(attempt, 1, offer())
+        grant(attempt, device)
+        start = time.time() - 5
+        say(attempt, 2, Finished(node="s0.w0.update.1", started_at=start, ended_at=start + 5, tokens=5))
+        job.refresh_from_db()
+        assert job.cost_micro_usd > 0
+        SubStage.objects.filter(attempt=attempt).update(action_id=f"a-{kind}")
+        say(attempt, 3, Ended(outcome="failed", failure=Failure(kind=kind, message="because")))
+        job.refresh_from_db()
+        assert (job.cost_micro_usd > 0) is billed
+        assert job.status == (JobStatus.FAILED if billed else JobStatus.QUEUED)
+
+
+def test_a_checkpoint_written_again_at_the_same_place_replaces_the_row(attempt):
+    saved = CheckpointSaved(step=1, path="/somewhere/step-1", bytes=10, final=False)
+    assert say(attempt, 1, saved)
+    assert say(attempt, 2, saved)
+    live = attempt.job.job_checkpoints.filter(checkpoint__deleted_at__isnull=True)
+    assert live.count() == 1
+
+
+def test_the_loser_of_a_race_for_a_device_does_nothing(tmp_path, device):
+    """Two decisions give the same device away: the second writes neither its hold nor its grant."""
+    made = []
+    for number in range(2):
+        job = factories.job(factories.organization(), tmp_path / str(number), status=JobStatus.RUNNING)
+        made.append(factories.attempt(job, status=AttemptStatus.RUNNING))
+        substage_offer(attempt=made[-1], offer=offer(), now=datetime.now(UTC))
+    winner, loser = made
+    now = datetime.now(UTC)
+    assert placements_open(attempt=winner, devices=[device], reason="first", now=now)
+    node = f"{loser.pk}/s0.w0.update.1"
+    plan = Plan(
+        actions=(
+            Place(loser.pk, (device.name,), "second"),
+            Start(node, loser.pk, device.name, 1.0, "second"),
+        )
+    )
+    assert commit(plan, stimulus="test", now=now) == []
+    assert SubStage.objects.get(attempt=loser).status == "ready"
+    assert not loser.placements.exists()
+
+
+def test_a_node_that_restarts_has_nothing_loaded(device):
+    node = Node.objects.get()
+    device.residents.create(weights_key="m", bytes=1, last_used_at=datetime.now(UTC))
+    node_seen(name=node.name, ray_node_id="e" * 56, address="", devices=(), now=datetime.now(UTC))
+    assert not device.residents.exists()
