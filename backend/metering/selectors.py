@@ -60,7 +60,7 @@ def job_live_cost(job: Job, now: datetime) -> dict[str, int]:
 def organization_usage(
     organization: Organization, start: datetime, end: datetime, by: Literal["day", "job", "kind"]
 ) -> list[dict[str, Any]]:
-    """What began in [start, end), by ``day`` (UTC), ``job`` (public id) or ``kind``; amounts as in job_cost."""
+    """What began in [start, end) by ``day`` (UTC), ``job`` (public id) or ``kind``, as in job_cost."""
     records = UsageRecord.objects.filter(
         organization=organization, entry__in=BILLED, started_at__gte=start, started_at__lt=end
     )

@@ -1,0 +1,118 @@
+"""A device at 1,000 micro-dollars a second, and sub-stages of two tenants that ran on it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from backend.catalog.models import BaseModel, Dataset
+from backend.jobs.models import Attempt, Job
+from backend.pool.models import Device, Node, SubStage
+from backend.pool.states import SubStageStatus
+from backend.tenants.models import Organization
+
+BEGIN = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+def at(seconds: float) -> datetime:
+    return BEGIN + timedelta(seconds=seconds)
+
+
+def make_attempt(name: str, *, weight: float = 1.0) -> Attempt:
+    """An attempt of a job of an organization of its own."""
+    organization = Organization.objects.create(name=name, slug=name, weight=weight)
+    model, _ = BaseModel.objects.get_or_create(
+        name="tiny",
+        defaults={"path": "tiny", "architecture": "llama", "parameters": 1, "context_length": 64, "bytes": 2},
+    )
+    data, _ = Dataset.objects.get_or_create(
+        name="sums", defaults={"title": "Sums", "description": "", "path": "sums", "rows": 1, "grader": {}}
+    )
+    job = Job.objects.create(
+        organization=organization,
+        base_model=model,
+        dataset=data,
+        spec={},
+        steps=4,
+        weights_key="tiny",
+        weights_bytes=2,
+        run_bytes=1,
+    )
+    return Attempt.objects.create(job=job, number=1, home=[])
+
+
+def make_device(name: str = "n/cpu0", *, price: int = 3_600_000) -> Device:
+    node, _ = Node.objects.get_or_create(name="n")
+    return Device.objects.create(
+        node=node,
+        name=name,
+        index=0,
+        kind="cpu",
+        type="cpu",
+        threads=1,
+        memory_bytes=1 << 30,
+        saturation_batch=8,
+        price_micro_usd_hour=price,
+        in_service_at=BEGIN,
+        metered_until=BEGIN,
+    )
+
+
+def grant(
+    attempt: Attempt,
+    device: Device,
+    granted: float,
+    *,
+    share: float = 1.0,
+    step: int = 0,
+    kind: str = "decode",
+) -> SubStage:
+    number = attempt.substages.count()
+    return SubStage.objects.create(
+        attempt=attempt,
+        job=attempt.job,
+        node=f"s{step}.{number}",
+        step=step,
+        worker=0,
+        kind=kind,
+        sequences=1,
+        status=SubStageStatus.GRANTED,
+        action_id=f"start:{attempt.pk}/{number}",
+        device=device,
+        share=share,
+        offered_at=at(granted),
+        granted_at=at(granted),
+    )
+
+
+def finish(substage: SubStage, start: float, end: float) -> SubStage:
+    substage.started_at, substage.ended_at = at(start), at(end)
+    substage.status = SubStageStatus.DONE
+    substage.save()
+    return substage
+
+
+def ran(attempt: Attempt, device: Device, start: float, end: float, **how: object) -> SubStage:
+    """A sub-stage that was granted when it started, and has reported."""
+    return finish(grant(attempt, device, start, **how), start, end)
+
+
+@pytest.fixture
+def device(db) -> Device:
+    return make_device()
+
+
+@pytest.fixture
+def ada(db) -> Attempt:
+    return make_attempt("ada", weight=2.0)
+
+
+@pytest.fixture
+def bob(db) -> Attempt:
+    return make_attempt("bob")
+
+
+@pytest.fixture
+def stranger(db) -> Organization:
+    return make_attempt("stranger").job.organization

@@ -1,0 +1,185 @@
+"""The arithmetic of the bill, against numbers worked out by hand, and its promises on random histories."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.metering.division import (
+    WHOLE,
+    Occupant,
+    Part,
+    device_price,
+    divide,
+    fitting,
+    from_us,
+    occupant_price,
+    peak_ppm,
+    share_ppm,
+    to_us,
+)
+
+S = 1_000_000
+MS = 1_000
+TWO_A_SECOND = 7200
+
+
+def amounts(parts: list[Part]) -> dict[int | None, int]:
+    sums: dict[int | None, int] = {}
+    for part in parts:
+        sums[part.key] = sums.get(part.key, 0) + part.micro_usd
+    return sums
+
+
+def test_an_empty_window_is_idle_and_no_window_is_nothing():
+    assert divide(TWO_A_SECOND, 0, 5 * S, 8 * S, []) == [Part(None, 5 * S, 8 * S, 3 * S, 6)]
+    assert divide(TWO_A_SECOND, 0, 5 * S, 5 * S, []) == []
+
+
+def test_two_occupants_that_overlap_in_part():
+    # A: 0.6 x 40 s x 2 = 48. B: 0.4 x 50 s x 2 = 40. The device from 10 to 80 s: 140, so 52 stay.
+    first, second = Occupant(1, 10 * S, 50 * S, 600_000), Occupant(2, 30 * S, 80 * S, 400_000)
+    assert divide(TWO_A_SECOND, 0, 0, 100 * S, [second, first]) == [
+        Part(None, 0, 10 * S, 10 * S, 20),
+        Part(1, 10 * S, 50 * S, 24 * S, 48),
+        Part(2, 30 * S, 80 * S, 20 * S, 40),
+        Part(None, 10 * S, 80 * S, 26 * S, 52),
+        Part(None, 80 * S, 100 * S, 20 * S, 40),
+    ]
+
+
+def test_idle_before_between_and_after():
+    occupants = [Occupant(1, 1 * S, 2 * S, WHOLE), Occupant(2, 4 * S, 6 * S, WHOLE)]
+    assert divide(TWO_A_SECOND, 0, 0, 7 * S, occupants) == [
+        Part(None, 0, 1 * S, 1 * S, 2),
+        Part(1, 1 * S, 2 * S, 1 * S, 2),
+        Part(None, 2 * S, 4 * S, 2 * S, 4),
+        Part(2, 4 * S, 6 * S, 2 * S, 4),
+        Part(None, 6 * S, 7 * S, 1 * S, 2),
+    ]
+
+
+def test_roundings_are_the_operators():
+    # 1,000,000 an hour is 277.77... a second: C(1), C(2), C(3) = 277, 555, 833; each occupant pays 277.
+    occupants = [Occupant(1, 1 * S, 2 * S, WHOLE), Occupant(2, 2 * S, 3 * S, WHOLE)]
+    assert divide(1_000_000, 0, 1 * S, 3 * S, occupants) == [
+        Part(1, 1 * S, 2 * S, 1 * S, 277),
+        Part(None, 1 * S, 2 * S, 0, 1),
+        Part(2, 2 * S, 3 * S, 1 * S, 277),
+        Part(None, 2 * S, 3 * S, 0, 1),
+    ]
+
+
+def test_a_reading_that_cuts_occupants_in_two_changes_no_bill():
+    # 0.2 a millisecond: by 9 ms the device cost 1 and each half 0.9; by 10 ms it cost 2 and each half 1.
+    halves = [Occupant(1, 0, 10 * MS, 500_000), Occupant(2, 0, 10 * MS, 500_000)]
+    assert amounts(divide(720_000, 0, 0, 10 * MS, halves)) == {1: 1, 2: 1}
+    assert amounts(divide(720_000, 0, 0, 9 * MS, halves)) == {1: 0, 2: 0, None: 1}
+    assert amounts(divide(720_000, 0, 9 * MS, 10 * MS, halves)) == {1: 1, 2: 1, None: -1}
+
+
+def test_occupants_outside_the_window_and_empty_ones_have_no_part():
+    outside = [
+        Occupant(1, 0, 5 * S, WHOLE),
+        Occupant(2, 9 * S, 12 * S, WHOLE),
+        Occupant(3, 7 * S, 7 * S, WHOLE),
+    ]
+    assert divide(TWO_A_SECOND, 0, 5 * S, 9 * S, outside) == [Part(None, 5 * S, 9 * S, 4 * S, 8)]
+
+
+def test_more_than_the_whole_device_is_refused():
+    crowd = [Occupant(1, 0, 2 * S, 600_000), Occupant(2, 1 * S, 3 * S, 400_001)]
+    with pytest.raises(ValueError, match="1000001 ppm"):
+        divide(TWO_A_SECOND, 0, 0, 3 * S, crowd)
+    assert fitting(crowd) == ([crowd[0]], [crowd[1]])
+
+
+def test_one_who_leaves_makes_room_for_one_who_comes():
+    assert peak_ppm([Occupant(1, 0, 5, WHOLE), Occupant(2, 5, 9, WHOLE)]) == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "share", "message"),
+    [(5, 4, 1, "before its start"), (0, 1, 0, "not in"), (0, 1, WHOLE + 1, "not in")],
+)
+def test_impossible_occupants_are_refused(start, end, share, message):
+    with pytest.raises(ValueError, match=f"occupant 7: .*{message}"):
+        Occupant(7, start, end, share)
+
+
+@pytest.mark.parametrize(("in_service", "start", "end"), [(5, 4, 9), (0, 9, 4)])
+def test_impossible_windows_are_refused(in_service, start, end):
+    with pytest.raises(ValueError, match="not in order"):
+        divide(1, in_service, start, end, [])
+
+
+@pytest.mark.parametrize(
+    ("shares", "expected"),
+    [
+        ((0.6, 0.4), WHOLE),
+        ((0.7, 0.3), WHOLE),
+        ((0.9, 0.1), WHOLE),
+        ((1 / 3, 1 / 3, 1 / 3), 999_999),
+        ((1.0,), WHOLE),
+    ],
+)
+def test_shares_that_fill_a_device_fit_on_it(shares, expected):
+    assert sum(share_ppm(share) for share in shares) == expected
+
+
+def test_instants_survive_the_way_to_microseconds_and_back():
+    assert to_us(from_us(1_767_225_600_123_457)) == 1_767_225_600_123_457
+
+
+# ---------------------------------------------------------------- promises on random histories
+
+END = 4_000_000_000
+prices = st.integers(1, 90_000_000)
+instants = st.integers(0, END)
+occupants = st.lists(
+    st.tuples(instants, instants, st.integers(1, WHOLE)).map(lambda t: (min(t[:2]), max(t[:2]), t[2])),
+    max_size=12,
+).map(lambda rows: fitting(Occupant(key, *row) for key, row in enumerate(rows))[0])
+
+
+@given(price=prices, in_service=st.integers(0, 10), present=occupants, cuts=st.lists(instants, max_size=8))
+def test_tenants_and_idle_are_the_capacity_however_often_the_meter_is_read(price, in_service, present, cuts):
+    present = [o for o in present if o.start_us >= in_service]
+    marks = sorted({in_service, END, *(cut for cut in cuts if cut > in_service)})
+    billed: dict[int | None, int] = {}
+    time: dict[int | None, int] = {}
+    for start, end in itertools.pairwise(marks):
+        parts = divide(price, in_service, start, end, present)
+        assert sum(p.micro_usd for p in parts) == device_price(price, end - in_service) - device_price(
+            price, start - in_service
+        )
+        assert sum(p.device_microseconds for p in parts) == end - start
+        assert len([p for p in parts if p.key is not None]) == len({p.key for p in parts} - {None})
+        for part in parts:
+            assert start <= part.start_us < part.end_us <= end
+            billed[part.key] = billed.get(part.key, 0) + part.micro_usd
+            time[part.key] = time.get(part.key, 0) + part.device_microseconds
+        assert billed.get(None, 0) >= 0
+    for o in present:
+        assert billed.get(o.key, 0) == occupant_price(price, o.share_ppm, o.end_us - o.start_us)
+        assert time.get(o.key, 0) == o.share_ppm * (o.end_us - o.start_us) // WHOLE
+
+
+@given(price=prices, present=occupants, seed=st.integers(0, 2**32))
+def test_a_neighbour_changes_nobodys_bill(price, present, seed):
+    alone = random.Random(seed).sample(present, len(present) // 2)
+    packed = amounts(divide(price, 0, 0, END, present))
+    for key, amount in amounts(divide(price, 0, 0, END, alone)).items():
+        if key is not None:
+            assert packed[key] == amount
+
+
+@given(price=prices, present=occupants)
+def test_read_once_no_part_is_below_nothing(price, present):
+    assert all(
+        part.micro_usd >= 0 and part.device_microseconds >= 0 for part in divide(price, 0, 0, END, present)
+    )

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from dataclasses import astuple
+from datetime import date
+
+import pytest
+
+from backend.metering.selectors import accounting, job_cost, job_live_cost, organization_usage
+from backend.metering.services import attempt_credit, device_meter, pool_meter
+from backend.pool.models import Device
+from tests.backend.metering.conftest import at, grant, make_device, ran
+
+DAY = 86_400
+
+
+def amounts(micro_usd: int, device_seconds: float, credit: int = 0) -> dict[str, float | int]:
+    return {"micro_usd": micro_usd, "device_seconds": device_seconds, "credit_micro_usd": credit}
+
+
+def test_a_jobs_cost_by_kind_and_net_of_credits(device, ada, bob):
+    ran(ada, device, 0, 2, step=0, kind="decode")
+    ran(ada, device, 2, 3, step=0, kind="update")
+    ran(ada, device, 3, 7, step=1, kind="decode", share=0.25)
+    ran(bob, device, 7, 9)
+    device_meter(device_id=device.pk, until=at(10))
+    assert job_cost(ada.job) == {
+        "decode": amounts(3000, 3.0),
+        "update": amounts(1000, 1.0),
+        "total": amounts(4000, 4.0),
+    }
+    attempt_credit(attempt=ada, since_step=1)
+    assert job_cost(ada.job) == {
+        "decode": amounts(2000, 2.0, 1000),
+        "update": amounts(1000, 1.0),
+        "total": amounts(3000, 3.0, 1000),
+    }
+    ada.job.refresh_from_db()
+    assert ada.job.cost_micro_usd == 3000
+
+
+def test_a_job_that_has_not_run_costs_nothing(ada):
+    assert job_cost(ada.job) == {"total": amounts(0, 0)}
+
+
+def test_usage_of_one_organization(device, ada, bob, stranger):
+    ran(ada, device, 1, 3, kind="decode")
+    ran(bob, device, 4, 5)
+    ran(ada, device, DAY, DAY + 1, kind="update")
+    device_meter(device_id=device.pk, until=at(2 * DAY))
+    organization = ada.job.organization
+    whole = (organization, at(0), at(2 * DAY))
+    assert organization_usage(*whole, by="day") == [
+        {"day": date(2026, 3, 1), **amounts(2000, 2.0)},
+        {"day": date(2026, 3, 2), **amounts(1000, 1.0)},
+    ]
+    assert organization_usage(*whole, by="job") == [{"job": ada.job.public_id, **amounts(3000, 3.0)}]
+    assert organization_usage(*whole, by="kind") == [
+        {"kind": "decode", **amounts(2000, 2.0)},
+        {"kind": "update", **amounts(1000, 1.0)},
+    ]
+    assert organization_usage(organization, at(1), at(DAY), by="kind") == [
+        {"kind": "decode", **amounts(2000, 2.0)}
+    ]
+    assert organization_usage(stranger, at(0), at(2 * DAY), by="job") == []
+    with pytest.raises(ValueError, match="by must be day, job or kind"):
+        organization_usage(*whole, by="week")
+
+
+def test_live_cost_is_the_ledger_and_what_runs(device, ada, bob):
+    ran(ada, device, 0, 2)
+    device_meter(device_id=device.pk, until=at(2))
+    ran(ada, device, 2, 6, share=0.5)
+    grant(bob, device, 3, share=0.5)
+    device_meter(device_id=device.pk, until=at(7))
+    # Booked: 2 s whole and 1 s of the half. Finished and not booked: 3 s of the half. Bob: 4 s of a half.
+    assert job_live_cost(ada.job, at(7)) == {
+        "ledger_micro_usd": 2500,
+        "estimate_micro_usd": 1500,
+        "total_micro_usd": 4000,
+    }
+    assert job_live_cost(bob.job, at(7)) == {
+        "ledger_micro_usd": 0,
+        "estimate_micro_usd": 2000,
+        "total_micro_usd": 2000,
+    }
+    attempt_credit(attempt=ada, since_step=0)
+    assert job_live_cost(ada.job, at(7))["total_micro_usd"] == 0
+
+
+def test_the_books_of_a_period_hold_whole_rows(device, ada, bob):
+    make_device("n/cpu1")
+    ran(ada, device, 1, 5, share=0.5)
+    ran(bob, device, 4, 8, share=0.5)
+    pool_meter(at(10))
+    # On the first device 2..6 falls into the stretch 1..8; the second one was read once, from 0 to 10.
+    assert astuple(accounting(at(2), at(6))) == (17_000, 4000, 13_000, 0, 0)
+    assert astuple(accounting(at(8), at(9))) == (12_000, 0, 12_000, 0, 0)
+    assert astuple(accounting(at(10), at(20))) == (0, 0, 0, 0, 0)
+    pool_meter(at(20))
+    assert astuple(accounting(at(10), at(20))) == (20_000, 0, 20_000, 0, 0)
+    assert astuple(accounting(at(-10), at(99))) == (40_000, 4000, 36_000, 0, 0)
+
+
+def test_a_hole_in_the_ledger_shows(device, ada):
+    ran(ada, device, 1, 3)
+    device_meter(device_id=device.pk, until=at(5))
+    Device.objects.update(metered_until=at(6))
+    assert accounting().difference_micro_usd == 1000

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import random
+from dataclasses import astuple
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+
+from backend.jobs.models import Event, Job
+from backend.metering.models import AppendOnly, UsageRecord
+from backend.metering.selectors import accounting
+from backend.metering.services import attempt_credit, device_meter, pool_meter
+from backend.pool.models import Device
+from backend.pool.states import DeviceState, SubStageStatus
+from tests.backend.metering.conftest import at, finish, grant, make_device, ran
+
+
+def ledger() -> list[tuple[str, str, float, float, int]]:
+    """Entry, organization, seconds from and to, micro-dollars; by time."""
+    rows = UsageRecord.objects.select_related("organization").order_by("started_at", "entry", "pk")
+    return [
+        (
+            row.entry,
+            row.organization.slug if row.organization else "",
+            (row.started_at - at(0)).total_seconds(),
+            (row.ended_at - at(0)).total_seconds(),
+            row.micro_usd,
+        )
+        for row in rows
+    ]
+
+
+def cost(attempt) -> int:
+    return Job.objects.get(pk=attempt.job_id).cost_micro_usd
+
+
+def costs_told(attempt) -> list[int]:
+    events = Event.objects.filter(job=attempt.job_id, type=Event.Type.COST).order_by("seq")
+    return [event.data["cost_micro_usd"] for event in events]
+
+
+def service(attempt) -> float:
+    attempt.job.organization.refresh_from_db()
+    return attempt.job.organization.service
+
+
+def test_two_tenants_take_turns(device, ada, bob, stranger):
+    first, second = ran(ada, device, 1, 3), ran(bob, device, 4, 5)
+    assert device_meter(device_id=device.pk, until=at(10)) == 5
+    assert ledger() == [
+        ("idle", "", 0, 1, 1000),
+        ("usage", "ada", 1, 3, 2000),
+        ("idle", "", 3, 4, 1000),
+        ("usage", "bob", 4, 5, 1000),
+        ("idle", "", 5, 10, 5000),
+    ]
+    device.refresh_from_db()
+    assert device.metered_until == at(10)
+    assert [cost(ada), cost(bob)] == [2000, 1000]
+    assert [costs_told(ada), costs_told(bob)] == [[2000], [1000]]
+    # Two seconds at weight 2, one second at weight 1.
+    assert [service(ada), service(bob)] == [1.0, 1.0]
+    for substage in (first, second):
+        substage.refresh_from_db()
+        assert substage.metered
+    stranger.refresh_from_db()
+    assert stranger.service == 0
+    assert not stranger.usage.exists()
+    assert astuple(accounting()) == (10_000, 3000, 7000, 0, 0)
+
+
+def test_reading_again_books_nothing(device, ada):
+    ran(ada, device, 1, 3)
+    device_meter(device_id=device.pk, until=at(10))
+    before = ledger()
+    assert device_meter(device_id=device.pk, until=at(10)) == 0
+    assert device_meter(device_id=device.pk, until=at(6)) == 0
+    assert ledger() == before
+    assert costs_told(ada) == [2000]
+
+
+def test_what_was_granted_and_has_not_reported_holds_the_reading_back(device, ada, bob):
+    ran(ada, device, 1, 3)
+    running = grant(bob, device, 3.5)
+    device_meter(device_id=device.pk, until=at(10))
+    device.refresh_from_db()
+    assert device.metered_until == at(3.5)
+    finish(running, 4, 9)
+    device_meter(device_id=device.pk, until=at(12))
+    assert ledger()[2:] == [
+        ("idle", "", 3, 3.5, 500),
+        ("idle", "", 3.5, 4, 500),
+        ("usage", "bob", 4, 9, 5000),
+        ("idle", "", 9, 12, 3000),
+    ]
+    assert accounting().difference_micro_usd == 0
+
+
+def test_a_neighbour_that_still_runs_cuts_a_finished_one_and_its_bill_is_the_same(device, ada, bob):
+    # Alone: 4 s x 0.6 x 1000 = 2400.
+    done = ran(ada, device, 1, 5, share=0.6)
+    running = grant(bob, device, 3, share=0.4)
+    device_meter(device_id=device.pk, until=at(6))
+    done.refresh_from_db()
+    assert not done.metered
+    assert cost(ada) == 1200
+    finish(running, 3, 8)
+    device_meter(device_id=device.pk, until=at(8))
+    done.refresh_from_db()
+    assert done.metered
+    assert [cost(ada), cost(bob)] == [2400, 2000]
+    assert astuple(accounting()) == (8000, 4400, 3600, 0, 0)
+
+
+def test_a_lost_sub_stage_is_not_billed_and_holds_nothing_back(device, ada):
+    lost = grant(ada, device, 2)
+    lost.status = SubStageStatus.LOST
+    lost.save()
+    device_meter(device_id=device.pk, until=at(5))
+    lost.refresh_from_db()
+    assert ledger() == [("idle", "", 0, 5, 5000)]
+    assert lost.metered
+    assert costs_told(ada) == []
+
+
+def test_a_sub_stage_too_short_to_cost_anything(device, ada):
+    done = ran(ada, device, 2, 2)
+    device_meter(device_id=device.pk, until=at(5))
+    done.refresh_from_db()
+    assert done.metered
+    assert [row[0] for row in ledger()] == ["idle"]
+
+
+@pytest.mark.parametrize(("end", "billed"), [(9, 0), (12, 2000)])
+def test_what_comes_too_late_is_never_billed_twice(device, ada, caplog, end, billed):
+    device_meter(device_id=device.pk, until=at(10))
+    late = ran(ada, device, 8, end)
+    device_meter(device_id=device.pk, until=at(15))
+    late.refresh_from_db()
+    assert late.metered
+    assert cost(ada) == billed
+    assert "the ledger is closed" in caplog.text
+    assert astuple(accounting()) == (15_000, billed, 15_000 - billed, 0, 0)
+
+
+def test_who_does_not_fit_on_the_device_is_not_billed(device, ada, bob, caplog):
+    ran(ada, device, 1, 4)
+    over = ran(bob, device, 2, 5, share=0.5)
+    device_meter(device_id=device.pk, until=at(6))
+    over.refresh_from_db()
+    assert over.metered
+    assert [cost(ada), cost(bob)] == [3000, 0]
+    assert f"sub-stage {over.pk} did not fit" in caplog.text
+    assert accounting().difference_micro_usd == 0
+
+
+def test_lost_work_is_given_back_and_booked_to_the_operator(device, ada, bob):
+    for step in range(3):
+        ran(ada, device, 2 * step, 2 * step + 1, step=step)
+    ran(bob, device, 7, 8)
+    device_meter(device_id=device.pk, until=at(10))
+    before, served = accounting(), service(ada)
+    assert attempt_credit(attempt=ada, since_step=1) == 2000
+    after = accounting()
+    assert astuple(before) == (10_000, 4000, 6000, 0, 0)
+    assert astuple(after) == (10_000, 2000, 6000, 2000, 0)
+    assert [cost(ada), cost(bob)] == [1000, 1000]
+    assert costs_told(ada) == [3000, 1000]
+    assert service(ada) == served
+    assert attempt_credit(attempt=ada, since_step=1) == 0
+    assert attempt_credit(attempt=ada, since_step=2) == 0
+    assert attempt_credit(attempt=ada, since_step=0) == 1000
+    assert cost(ada) == 0
+    assert accounting().difference_micro_usd == 0
+
+
+def test_lost_work_that_reaches_the_ledger_later_is_given_back_there(device, ada, bob):
+    ran(ada, device, 0, 4, share=0.5, step=0)
+    ran(ada, device, 4, 8, share=0.5, step=1)
+    neighbour = grant(bob, device, 2, share=0.5)
+    device_meter(device_id=device.pk, until=at(8))
+    assert cost(ada) == 1000
+    assert attempt_credit(attempt=ada, since_step=1) == 0
+    finish(neighbour, 2, 9)
+    device_meter(device_id=device.pk, until=at(10))
+    assert [cost(ada), cost(bob)] == [2000, 3500]
+    assert astuple(accounting()) == (10_000, 5500, 2500, 2000, 0)
+    # The step is billed and given back at once: the tenant sees one cost.
+    assert costs_told(ada) == [1000, 2000]
+
+
+def test_the_ledger_refuses_changes(device, ada):
+    ran(ada, device, 1, 3)
+    device_meter(device_id=device.pk, until=at(10))
+    record = UsageRecord.objects.get(entry="usage")
+    record.micro_usd = 1
+    with pytest.raises(AppendOnly):
+        record.save()
+    with pytest.raises(AppendOnly):
+        record.delete()
+    with pytest.raises(IntegrityError, match="append-only"), transaction.atomic():
+        UsageRecord.objects.update(micro_usd=1)
+    with pytest.raises(IntegrityError, match="append-only"), transaction.atomic():
+        connection.cursor().execute("DELETE FROM metering_usagerecord")
+
+
+def test_the_pool_books_idle_devices_too(device, ada):
+    make_device("n/cpu1", price=7200)
+    ran(ada, device, 1, 3)
+    assert pool_meter(at(5)) == 4
+    assert astuple(accounting()) == (5000 + 10, 2000, 3000 + 10, 0, 0)
+
+
+def test_a_lost_device_costs_nothing_beyond_what_it_finished_until_it_returns(device, ada):
+    ran(ada, device, 1, 3)
+    Device.objects.update(state=DeviceState.LOST)
+    pool_meter(at(60))
+    assert astuple(accounting()) == (3000, 2000, 1000, 0, 0)
+    assert pool_meter(at(90)) == 0
+    Device.objects.update(state=DeviceState.READY)
+    pool_meter(at(100))
+    assert astuple(accounting()) == (100_000, 2000, 98_000, 0, 0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_books_add_up_after_every_reading_of_a_random_history(ada, bob, seed):
+    rng = random.Random(seed)
+    device = make_device(price=1_234_567_891)
+    expected = {ada.pk: 0, bob.pk: 0}
+    for attempt, share in ((ada, 0.7), (bob, 0.3)):
+        clock = 0.0
+        for _ in range(8):
+            start = clock + rng.random()
+            clock = start + rng.random()
+            done = ran(attempt, device, start, clock, share=share)
+            microseconds = round((done.ended_at - done.started_at).total_seconds() * 1e6)
+            expected[attempt.pk] += 1_234_567_891 * round(share * 10) * microseconds // (10 * 3_600_000_000)
+    for until in [*sorted(rng.uniform(0, 16) for _ in range(6)), 20]:
+        device_meter(device_id=device.pk, until=at(until))
+        assert accounting().difference_micro_usd == 0
+    assert {attempt.pk: cost(attempt) for attempt in (ada, bob)} == expected
