@@ -149,7 +149,7 @@ def _hand_over(prefix: Sequence[str], *folders: Path) -> None:
 
 
 def _initialise(var: Path, prefix: Sequence[str], durable: bool) -> None:
-    """Make the data folder beside its place and rename it, so that a half-made one is never taken for whole."""
+    """Make the data folder beside its place and rename it, so a half-made one is never taken for whole."""
     data = _data(var)
     for leftover in data.parent.glob(f"{data.name}.new.*"):
         shutil.rmtree(leftover)

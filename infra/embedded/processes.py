@@ -14,8 +14,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -25,8 +25,8 @@ _HAS_PROC = (_PROC / "self" / "stat").exists()
 @dataclass(frozen=True)
 class Process:
     pid: int
-    parent: int
-    session: int
+    parent: int = field(compare=False)
+    session: int = field(compare=False)
     started: str
 
 
@@ -81,16 +81,16 @@ def command_line(pid: int) -> str:
     return answer.stdout
 
 
-def family(root: int) -> set[int]:
+def family(root: int) -> set[Process]:
     """The process, its session and all descendants: those that are alive now."""
     processes = everyone()
-    children: dict[int, list[int]] = {}
+    children: dict[int, list[Process]] = {}
     for process in processes:
-        children.setdefault(process.parent, []).append(process.pid)
-    members = {process.pid for process in processes if process.session == root or process.pid == root}
+        children.setdefault(process.parent, []).append(process)
+    members = {process for process in processes if root in (process.session, process.pid)}
     pending = list(members)
     while pending:
-        for child in children.get(pending.pop(), ()):
+        for child in children.get(pending.pop().pid, ()):
             if child not in members:
                 members.add(child)
                 pending.append(child)
@@ -124,7 +124,7 @@ def recall(record: Path) -> int | None:
     return process.pid if process and process.started == found["started"] else None
 
 
-def survivors(record: Path) -> set[int]:
+def survivors(record: Path) -> set[Process]:
     """What still runs of the recorded process, even if only its session outlived it."""
     found = read(record)
     if found is None:
@@ -150,7 +150,7 @@ def _reap(pid: int) -> None:
         os.waitpid(pid, os.WNOHANG)
 
 
-def send(pids: set[int], number: signal.Signals) -> None:
+def _send(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -166,30 +166,29 @@ def end(record: Path, polite: Sequence[tuple[signal.Signals, float]] = ((signal.
     if found is None:
         return
     root = int(found["pid"])
+    # A descendant in a session of its own is found through its parent only while that one lives: remember
+    # everyone seen from the first moment on.
+    seen = survivors(record)
+
+    def is_gone() -> bool:
+        _reap(root)
+        return recall(record) is None
+
     for number, seconds in polite:
-        if recall(record) is None:
+        if is_gone():
             break
-        send({root}, number)
-
-        def is_gone() -> bool:
-            _reap(root)
-            return recall(record) is None
-
-        if wait_until(is_gone, seconds):
-            break
-    left: set[int] = set()
+        _send({root}, number)
+        wait_until(is_gone, seconds)
 
     def nobody_left() -> bool:
         _reap(root)
-        # Descendants that opened a session of their own are found through their parents only while those
-        # live: keep everyone ever seen.
-        left.update(survivors(record))
-        left.intersection_update({process.pid for process in everyone()})
-        send(left, signal.SIGKILL)
-        return not left
+        seen.update(survivors(record))
+        seen.intersection_update(everyone())
+        _send({process.pid for process in seen}, signal.SIGKILL)
+        return not seen
 
     if not wait_until(nobody_left, 10.0):
-        raise RuntimeError(f"processes {sorted(left)} of {record} do not end")
+        raise RuntimeError(f"processes {sorted(process.pid for process in seen)} of {record} do not end")
     record.unlink(missing_ok=True)
 
 
