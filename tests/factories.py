@@ -38,8 +38,9 @@ TINY_CONFIG = {
 GRADER = {"type": "string_check", "name": "exact", "reference": "{{item.answer}}", "operation": "eq"}
 
 
-def user(email: str | None = None, **fields: Any) -> User:
-    return User.objects.create_user(email or f"user{next(_numbers)}@example.com", PASSWORD, **fields)
+def user(email: str | None = None, password: str | None = None, **fields: Any) -> User:
+    """A person; give ``PASSWORD`` where one must sign in with it, for hashing one takes a while."""
+    return User.objects.create_user(email or f"user{next(_numbers)}@example.com", password, **fields)
 
 
 def organization(name: str | None = None, **fields: Any) -> Organization:

@@ -52,7 +52,7 @@ def file_chunks(path: Path) -> Iterator[bytes]:
 def download(
     chunks: Iterator[bytes], *, size: int, filename: str, content_type: str
 ) -> StreamingHttpResponse:
-    """A response that reads ``chunks`` off the event loop, after the request's database connection is closed."""
+    """A response that reads ``chunks`` off the event loop, the database connection given back before."""
     connections.close_all()
     response = StreamingHttpResponse(_off_the_loop(chunks), content_type=content_type)
     response["Content-Length"] = str(size)
