@@ -15,6 +15,7 @@ from backend.catalog.models import BaseModel, Dataset, File, file_id
 from backend.common.errors import InvalidRequest, TooLarge
 from backend.tenants.access import Actor, require_write
 from backend.tenants.models import Organization
+from workers.data.builtin import BuiltinDataset, write_builtin
 from workers.data.rows import FileReport, check_jsonl
 from workers.models.describe import describe
 
@@ -103,23 +104,21 @@ def model_add(*, name: str, source: str, organization: Organization | None = Non
 
 def datasets_register() -> list[Dataset]:
     """Write the built-in datasets and put them into the catalog; again, and nothing changes."""
-    from workers.data.builtin import write_builtin
+    return [_dataset_register(built) for built in write_builtin(settings.FILES_DIR / "builtin")]
 
-    return [
-        Dataset.objects.update_or_create(
-            name=built.name,
-            defaults={
-                "title": built.title,
-                "description": built.description,
-                "path": str(built.path),
-                "rows": built.rows,
-                "fields": built.fields,
-                "grader": built.grader,
-                "recommended": built.recommended,
-            },
-        )[0]
-        for built in write_builtin(settings.FILES_DIR / "builtin")
-    ]
+
+def _dataset_register(built: BuiltinDataset) -> Dataset:
+    report = check_jsonl(built.path)
+    content = {
+        "title": built.title,
+        "description": built.description,
+        "path": str(built.path),
+        "rows": report.rows,
+        "fields": report.fields,
+        "grader": built.grader.model_dump(mode="json"),
+        "recommended": built.rl,
+    }
+    return Dataset.objects.update_or_create(name=built.name, defaults=content)[0]
 
 
 def _clean_filename(filename: str) -> str:
