@@ -100,7 +100,7 @@ def _check_memory(snapshot: Snapshot) -> list[str]:
     wrong = []
     for device in snapshot.devices:
         used = used_bytes(snapshot, device.name)
-        if device.state is not DeviceState.LOST and used > device.memory_bytes:
+        if used > device.memory_bytes:
             wrong.append(f"device {device.name}: {used} of {device.memory_bytes} bytes used")
     return wrong
 
@@ -189,8 +189,7 @@ def _illegal_evict(snapshot: Snapshot, action: Evict) -> list[str]:
         return [f"{action}: not loaded"]
     if resident.weights_key in used:
         return [f"{action}: in use"]
-    older = [r.weights_key for r in here if r.weights_key not in used and r.last_used < resident.last_used]
-    return [f"{action}: {key} was used less recently" for key in older]
+    return []
 
 
 def _not_ready(snapshot: Snapshot, names: tuple[str, ...], action: Action) -> list[str]:
@@ -223,8 +222,10 @@ def check_plan(snapshot: Snapshot, plan: Plan, policy: Policy | None = None) -> 
     after = snapshot = ordered(snapshot)
     before = set(check(snapshot))
     wrong: list[str] = []
-    for action in plan.actions:
+    for position, action in enumerate(plan.actions):
         reasons = illegal(after, action, policy)
+        if isinstance(action, Evict):
+            reasons += _out_of_turn(after, action, plan.actions[position:])
         wrong += reasons
         if reasons:
             return wrong
@@ -236,6 +237,22 @@ def check_plan(snapshot: Snapshot, plan: Plan, policy: Policy | None = None) -> 
     wrong += _overtaken(snapshot, plan, policy)
     wrong += _not_started(after)
     return wrong
+
+
+def _out_of_turn(snapshot: Snapshot, action: Evict, rest: tuple[Action, ...]) -> list[str]:
+    """Idle weights used less recently than the evicted, but for those that newcomers will use."""
+    jobs = {a.job for a in rest if isinstance(a, Admit)}
+    moved = {a.pipeline for a in rest if isinstance(a, Place)}
+    in_use = {p.weights_key for p in snapshot.pipelines if action.device in p.home}
+    in_use |= {j.weights_key for j in snapshot.queue if j.id in jobs}
+    in_use |= {p.weights_key for p in snapshot.pipelines if p.id in moved}
+    idle = {
+        r.weights_key: r.last_used
+        for r in snapshot.residents
+        if r.device == action.device and r.weights_key not in in_use - {action.weights_key}
+    }
+    older = [key for key, used in idle.items() if used < idle[action.weights_key]]
+    return [f"{action}: {key} was used less recently" for key in older]
 
 
 def _unanswered(snapshot: Snapshot, plan: Plan) -> list[str]:

@@ -10,20 +10,20 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from infra.embedded import ray_head
-from scheduler.core.state import Policy
-from scheduler.shell.cluster import RayCluster
-from scheduler.shell.daemon import Daemon
-from scheduler.shell.leader import leadership
-from workers import launch
 
 
 class Command(BaseCommand):
     help = "Run the scheduler. A second one waits until the first is gone."
 
     def handle(self, *args: object, **options: object) -> None:
-        address = os.environ.get("RAY_ADDRESS") or ray_head.running(settings.VAR_DIR)
+        if "RAY_ADDRESS" not in os.environ:
+            os.environ.update(ray_head.environment(settings.VAR_DIR))
+        address = os.environ.get("RAY_ADDRESS")
         if address is None:
             raise CommandError("no Ray cluster: set RAY_ADDRESS, or start everything with `manage.py up`")
+        # Ray reads its environment when it is first imported.
+        from workers import launch
+
         launch.connect(address)
         try:
             asyncio.run(self._lead())
@@ -31,13 +31,23 @@ class Command(BaseCommand):
             launch.disconnect()
 
     async def _lead(self) -> None:
+        from scheduler.core.state import Policy
+        from scheduler.shell.cluster import RayCluster
+        from scheduler.shell.daemon import Daemon
+        from scheduler.shell.leader import leadership
+
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, task.cancel)
         try:
             self.stdout.write("waiting to lead")
             async with leadership() as lead:
                 daemon = Daemon(RayCluster(), Policy(name=settings.SCHEDULER_POLICY))
-                await daemon.run(lead, lambda: self.stdout.write("scheduler ready"))
+                await daemon.run(lead, self._ready)
         except asyncio.CancelledError:
             self.stdout.write("scheduler stopped; running pipelines go on")
+
+    def _ready(self) -> None:
+        self.stdout.write("scheduler ready")
+        self.stdout.flush()
