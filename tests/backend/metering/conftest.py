@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
-from backend.catalog.models import BaseModel, Dataset
-from backend.jobs.models import Attempt, Job
+from backend.jobs.models import Attempt
+from backend.jobs.states import JobStatus
 from backend.pool.models import Device, Node, SubStage
 from backend.pool.states import SubStageStatus
 from backend.tenants.models import Organization
+from tests import factories
 
 BEGIN = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -19,27 +21,10 @@ def at(seconds: float) -> datetime:
     return BEGIN + timedelta(seconds=seconds)
 
 
-def make_attempt(name: str, *, weight: float = 1.0) -> Attempt:
-    """An attempt of a job of an organization of its own."""
-    organization = Organization.objects.create(name=name, slug=name, weight=weight)
-    model, _ = BaseModel.objects.get_or_create(
-        name="tiny",
-        defaults={"path": "tiny", "architecture": "llama", "parameters": 1, "context_length": 64, "bytes": 2},
-    )
-    data, _ = Dataset.objects.get_or_create(
-        name="sums", defaults={"title": "Sums", "description": "", "path": "sums", "rows": 1, "grader": {}}
-    )
-    job = Job.objects.create(
-        organization=organization,
-        base_model=model,
-        dataset=data,
-        spec={},
-        steps=4,
-        weights_key="tiny",
-        weights_bytes=2,
-        run_bytes=1,
-    )
-    return Attempt.objects.create(job=job, number=1, home=[])
+def make_attempt(name: str, folder: Path, *, weight: float = 1.0) -> Attempt:
+    """An attempt of a job of an organization of its own; the job's files lie below ``folder``."""
+    organization = factories.organization(name, weight=weight)
+    return factories.attempt(factories.job(organization, folder, status=JobStatus.RUNNING))
 
 
 def make_device(name: str = "n/cpu0", *, price: int = 3_600_000) -> Device:
@@ -104,15 +89,15 @@ def device(db) -> Device:
 
 
 @pytest.fixture
-def ada(db) -> Attempt:
-    return make_attempt("ada", weight=2.0)
+def ada(db, tmp_path) -> Attempt:
+    return make_attempt("ada", tmp_path, weight=2.0)
 
 
 @pytest.fixture
-def bob(db) -> Attempt:
-    return make_attempt("bob")
+def bob(db, tmp_path) -> Attempt:
+    return make_attempt("bob", tmp_path)
 
 
 @pytest.fixture
-def stranger(db) -> Organization:
-    return make_attempt("stranger").job.organization
+def stranger(db, tmp_path) -> Organization:
+    return make_attempt("stranger", tmp_path).job.organization

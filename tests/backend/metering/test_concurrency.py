@@ -55,8 +55,8 @@ def results(futures: list[Future[int]]) -> list[int]:
     return sorted(future.result(timeout=LIMIT) for future in futures)
 
 
-def test_two_readings_at_once_book_once(others):
-    device, ada = make_device(), make_attempt("ada")
+def test_two_readings_at_once_book_once(others, tmp_path):
+    device, ada = make_device(), make_attempt("ada", tmp_path)
     ran(ada, device, 1, 3)
     with transaction.atomic():
         Device.objects.select_for_update().get(pk=device.pk)
@@ -68,8 +68,8 @@ def test_two_readings_at_once_book_once(others):
     assert accounting().difference_micro_usd == 0
 
 
-def test_a_reading_does_not_wait_for_a_job_that_somebody_holds(others):
-    device, ada, bob = make_device(), make_attempt("ada"), make_attempt("bob")
+def test_a_reading_does_not_wait_for_a_job_that_somebody_holds(others, tmp_path):
+    device, ada, bob = make_device(), make_attempt("ada", tmp_path), make_attempt("bob", tmp_path)
     ran(ada, device, 1, 3)
     ran(bob, device, 4, 5)
     ran(ada, device, 6, 7)
@@ -85,8 +85,8 @@ def test_a_reading_does_not_wait_for_a_job_that_somebody_holds(others):
     assert accounting().difference_micro_usd == 0
 
 
-def test_a_credit_and_a_reading_at_once_leave_no_lost_work_billed(others):
-    device, ada = make_device(), make_attempt("ada")
+def test_a_credit_and_a_reading_at_once_leave_no_lost_work_billed(others, tmp_path):
+    device, ada = make_device(), make_attempt("ada", tmp_path)
     ran(ada, device, 1, 3)
     with transaction.atomic():
         Device.objects.select_for_update().get(pk=device.pk)
