@@ -1,0 +1,35 @@
+"""Group-relative advantages (GRPO, https://arxiv.org/abs/2402.03300; Dr. GRPO, https://arxiv.org/abs/2503.20783)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+EPSILON = 1e-6
+
+
+def group_advantages(rewards_G: Sequence[float], valid_G: Sequence[bool], normalize: bool) -> list[float]:
+    """How much better each sample did than its group, in float64: r - mean, over the sample deviation if asked.
+
+    Samples that are not valid (their grade failed) or whose reward is not finite get 0 and count in neither mean nor
+    deviation. Fewer than two that count, or all of them equal, give exactly 0: there is nothing to learn.
+    """
+    if len(rewards_G) != len(valid_G):
+        raise ValueError(f"{len(rewards_G)} rewards but {len(valid_G)} validity marks")
+    rewards = torch.tensor(list(rewards_G), dtype=torch.float64)
+    counted = torch.tensor(list(valid_G), dtype=torch.bool) & torch.isfinite(rewards)
+    used = rewards[counted]
+    # Equality is decided on the rewards: their mean may differ from each of them by rounding.
+    if len(used) < 2 or bool((used == used[0]).all()):
+        return [0.0] * len(rewards_G)
+    centred = torch.where(counted, rewards - used.mean(), 0.0)
+    if normalize:
+        centred = centred / (used.std() + EPSILON)
+    return [float(value) for value in centred]
+
+
+def zero_variance(rewards_G: Sequence[float], valid_G: Sequence[bool]) -> bool:
+    """Whether the group teaches nothing because all rewards that count are equal."""
+    used = [reward for reward, valid in zip(rewards_G, valid_G, strict=True) if valid and reward == reward]
+    return len(set(used)) <= 1

@@ -1,0 +1,99 @@
+"""The samples of an RL step, and how they are split: by groups into updates, by size into micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Denominator:
+    """Totals over the kept samples of a whole update, all workers together."""
+
+    tokens: int
+    sequences: int
+    max_tokens: int
+
+    def __add__(self, other: Denominator) -> Denominator:
+        if self.max_tokens != other.max_tokens:
+            raise ValueError("denominators of jobs with different max_tokens do not add up")
+        return Denominator(self.tokens + other.tokens, self.sequences + other.sequences, self.max_tokens)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Each list has one entry per sample; log-prob lists have one number per token of the completion.
+
+    ``groups`` names the prompt's group within the step. ``keep`` False: the sample is not trained and not counted.
+    ``old_logprobs`` are the trainer's own before the step's first update, ``reference_logprobs`` those of the
+    starting weights.
+    """
+
+    groups: list[int]
+    prompts: list[tuple[int, ...]]
+    completions: list[tuple[int, ...]]
+    engine_logprobs: list[list[float]]
+    advantages: list[float]
+    keep: list[bool]
+    old_logprobs: list[list[float]] | None = None
+    reference_logprobs: list[list[float]] | None = None
+
+    def __post_init__(self) -> None:
+        counts = {name: len(column) for name, column in vars(self).items() if column is not None}
+        if len(set(counts.values())) > 1:
+            raise ValueError(f"a batch needs one entry per sample in every list; got {counts}")
+        for index, completion in enumerate(self.completions):
+            if not completion or not self.prompts[index]:
+                raise ValueError(f"sample {index}: prompt and completion need at least one token each")
+            for name in ("engine_logprobs", "old_logprobs", "reference_logprobs"):
+                column = getattr(self, name)
+                if column is not None and len(column[index]) != len(completion):
+                    raise ValueError(
+                        f"sample {index}: {len(completion)} tokens but {len(column[index])} {name}"
+                    )
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def select(self, indices: Sequence[int]) -> Batch:
+        columns = {
+            name: None if column is None else [column[index] for index in indices]
+            for name, column in vars(self).items()
+        }
+        return Batch(**columns)
+
+    def with_logprobs(
+        self, old: list[list[float]] | None = None, reference: list[list[float]] | None = None
+    ) -> Batch:
+        """The batch with the given log-probs filled in; what is None stays as it was."""
+        return replace(
+            self,
+            old_logprobs=self.old_logprobs if old is None else old,
+            reference_logprobs=self.reference_logprobs if reference is None else reference,
+        )
+
+
+def denominator(batch: Batch, max_tokens: int) -> Denominator:
+    lengths = [len(completion) for completion, kept in zip(batch.completions, batch.keep, strict=True) if kept]
+    return Denominator(sum(lengths), len(lengths), max_tokens)
+
+
+def split_updates(batch: Batch, updates: int) -> list[Batch]:
+    """``updates`` parts of whole groups, in order of group, as even as whole groups allow."""
+    names = sorted(set(batch.groups))
+    if updates > len(names):
+        raise ValueError(f"{len(names)} groups cannot be split into {updates} updates")
+    edges = [len(names) * part // updates for part in range(updates + 1)]
+    parts = [set(names[low:high]) for low, high in zip(edges, edges[1:], strict=False)]
+    return [batch.select([i for i, group in enumerate(batch.groups) if group in part]) for part in parts]
+
+
+def micro_batch_indices(batch: Batch, size: int) -> list[list[int]]:
+    """At most ``size`` samples each, neighbours of one group together (their prompt is computed once), long ones
+    with long ones; the same batch always gives the same split."""
+    order = sorted(range(len(batch)), key=lambda index: (batch.groups[index], -len(batch.completions[index]), index))
+    return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+def micro_batches(batch: Batch, size: int) -> list[Batch]:
+    return [batch.select(indices) for indices in micro_batch_indices(batch, size)]

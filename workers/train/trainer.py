@@ -1,0 +1,254 @@
+"""Trains several runs on one base model: an adapter each (LoRA), or a whole copy (full fine-tuning).
+
+    forward_backward(micro-batch) … forward_backward(micro-batch) ─► [gradients, summed over workers] ─► optim_step
+
+Each call is one yield point: between micro-batches a run holds nothing but its accumulated gradients, so calls of
+different runs may alternate. Parameters, gradients and AdamW's moments are fp32; products are in the base weights'
+type (for full fine-tuning the fp32 masters are rounded for each pass). Forward passes go through the rollout
+engine's decoder, with each prompt computed once for all its completions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from workers.engines.decoder import Adapters, hidden_states
+from workers.engines.logprobs import chosen_logprobs
+from workers.engines.packed import pack, packed_attention
+from workers.engines.weights import Weights
+from workers.rl.batching import Batch, Denominator
+from workers.rl.kl import k3
+from workers.rl.losses import clipped_policy_loss, token_weights
+from workers.spec import LoRA, RLConfig
+from workers.train.parameters import (
+    Parameters,
+    load_optimizer,
+    open_full,
+    open_lora,
+    save_optimizer,
+)
+
+
+class NotFinite(ArithmeticError):
+    """A loss or a gradient is not finite; nothing was changed by the call that raises this."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over trained tokens, to be added over micro-batches and workers; ``mismatch_max`` is a maximum."""
+
+    tokens: int = 0
+    loss: float = 0.0
+    kl: float = 0.0
+    entropy: float = 0.0
+    clipped: float = 0.0
+    mismatch: float = 0.0
+    mismatch_max: float = 0.0
+
+    def __add__(self, other: Sums) -> Sums:
+        added = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
+        added["mismatch_max"] = max(self.mismatch_max, other.mismatch_max)
+        return Sums(**added)
+
+    def metrics(self) -> dict[str, float]:
+        """The step's metrics by their names in ``workers.protocol.METRICS``. ``loss`` is averaged already."""
+        count = max(1, self.tokens)
+        return {
+            "loss": self.loss,
+            "kl": self.kl / count,
+            "entropy": self.entropy / count,
+            "clip_fraction": self.clipped / count,
+            "mismatch": self.mismatch / count,
+            "mismatch_max": self.mismatch_max,
+        }
+
+
+@dataclass
+class _Run:
+    spec: RLConfig
+    parameters: Parameters
+    optimizer: torch.optim.AdamW
+
+
+class TorchTrainer:
+    def __init__(self, weights: Weights) -> None:
+        """``weights`` are frozen, and may be shared with an engine of this process."""
+        self._base = weights
+        self._runs: dict[str, _Run] = {}
+
+    # ------------------------------------------------------------ runs
+
+    def open(self, run_key: str, spec: RLConfig, seed: int) -> None:
+        """Fresh parameters and optimizer; the same seed gives the same adapter everywhere."""
+        if run_key in self._runs:
+            raise ValueError(f"run {run_key} is open already")
+        if isinstance(spec.tuning, LoRA):
+            parameters: Parameters = open_lora(self._base, spec.tuning, seed)
+        else:
+            parameters = open_full(self._base)
+        optimizer = torch.optim.AdamW(
+            list(parameters.named.values()),
+            lr=spec.learning_rate,
+            betas=(spec.optimizer.beta1, spec.optimizer.beta2),
+            eps=spec.optimizer.eps,
+            weight_decay=spec.optimizer.weight_decay,
+            fused=True,
+        )
+        self._runs[run_key] = _Run(spec, parameters, optimizer)
+
+    def close(self, run_key: str) -> None:
+        """Forget the run; closing an unknown run does nothing."""
+        self._runs.pop(run_key, None)
+
+    def _run(self, run_key: str) -> _Run:
+        if run_key not in self._runs:
+            raise ValueError(f"run {run_key} is not open")
+        return self._runs[run_key]
+
+    # ------------------------------------------------------------ computing
+
+    @torch.no_grad()
+    def logprobs(self, run_key: str, batch: Batch, reference: bool = False) -> list[list[float]]:
+        """Of every sampled token, per sample, at the job's temperature; of the starting weights if ``reference``."""
+        run = self._run(run_key)
+        if reference:
+            weights, adapters = self._base, None
+        else:
+            weights, adapters = run.parameters.compute(self._base)
+        found, _ = _forward(weights, adapters, batch, run.spec.sampling.temperature)
+        return [part.tolist() for part in found.split([len(tokens) for tokens in batch.completions])]
+
+    def forward_backward(self, run_key: str, micro: Batch, denominator: Denominator) -> Sums:
+        """Add the micro-batch's gradient to the run's. ``denominator`` covers the whole update, all workers.
+
+        The ratio is taken to ``micro.old_logprobs``; without them to the current log-probs, detached, which is
+        right for the first update after a rollout (the ratio is 1). The mismatch compares the engine with the same
+        numbers: the trainer's log-probs at the weights that sampled.
+        """
+        run = self._run(run_key)
+        micro = micro.select([index for index, kept in enumerate(micro.keep) if kept])
+        if not len(micro):
+            return Sums()
+        if run.spec.loss.kl_beta > 0 and micro.reference_logprobs is None:
+            raise ValueError("a KL penalty needs reference log-probs in the batch")
+        weights, adapters = run.parameters.compute(self._base)
+        logprobs, entropy = _forward(weights, adapters, micro, run.spec.sampling.temperature)
+        loss, sums = _loss(run.spec, micro, denominator, logprobs, entropy)
+        if not bool(torch.isfinite(loss)):
+            raise NotFinite(f"run {run_key}: the loss is {float(loss)}")
+        loss.backward()
+        return sums
+
+    def gradients(self, run_key: str) -> dict[str, Tensor]:
+        """Accumulated gradients by parameter; the sum over workers is the update's."""
+        return self._run(run_key).parameters.gradients()
+
+    def set_gradients(self, run_key: str, gradients: Mapping[str, Tensor]) -> None:
+        self._run(run_key).parameters.set_gradients(gradients)
+
+    def optim_step(self, run_key: str, learning_rate: float) -> float:
+        """AdamW on the accumulated gradients, clipped to the job's norm; returns the norm before clipping.
+
+        Gradients are cleared. With a norm that is not finite the parameters stay as they are.
+        """
+        run = self._run(run_key)
+        parameters = list(run.parameters.named.values())
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, run.spec.optimizer.max_grad_norm)
+        if not bool(torch.isfinite(norm)):
+            run.optimizer.zero_grad()
+            raise NotFinite(f"run {run_key}: the gradient's norm is {float(norm)}")
+        for group in run.optimizer.param_groups:
+            group["lr"] = learning_rate
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        return float(norm)
+
+    # ------------------------------------------------------------ weights and state
+
+    def adapter(self, run_key: str) -> dict[str, Tensor]:
+        """What the rollout engine loads: LoRA in PEFT's names (fp32), or the whole model in the compute type."""
+        return self._run(run_key).parameters.export(self._base.dtype)
+
+    def scaling(self, run_key: str) -> float:
+        return self._run(run_key).parameters.scaling
+
+    def save_state(self, run_key: str, folder: Path, base_model: str, model_folder: Path) -> None:
+        """Adapter in PEFT's format, or the model as a Hugging Face folder, and the optimizer's fp32 state.
+
+        ``base_model`` is the name an adapter is said to belong to; a whole model takes its configuration and
+        tokenizer from ``model_folder``.
+        """
+        run = self._run(run_key)
+        run.parameters.save(folder, base_model, model_folder)
+        save_optimizer(run.parameters, run.optimizer, folder)
+
+    def load_state(self, run_key: str, folder: Path) -> None:
+        """``ValueError`` when the folder holds another kind or shape of state."""
+        run = self._run(run_key)
+        run.parameters.load(folder)
+        load_optimizer(run.parameters, run.optimizer, folder)
+        run.optimizer.zero_grad()
+
+
+def _forward(weights: Weights, adapters: Adapters | None, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies of all sampled tokens, one sample after the other, [N] each."""
+    prompts: dict[tuple[int, ...], int] = {}
+    for prompt in batch.prompts:
+        prompts.setdefault(prompt, len(prompts))
+    # The last token of a completion predicts nothing that was sampled.
+    rows = [(prompts[prompt], tokens[:-1]) for prompt, tokens in zip(batch.prompts, batch.completions, strict=True)]
+    device = weights.device
+    packed = pack(list(prompts), rows, device)
+    hidden = hidden_states(weights, packed.tokens_T, packed.positions_T, packed_attention(packed), adapters)
+    predicting = []
+    cursor = sum(len(prompt) for prompt in prompts)
+    for (prompt, tokens), last in zip(rows, packed.last_P[packed.row_prompt_R].tolist(), strict=True):
+        predicting += [last, *range(cursor, cursor + len(tokens))]
+        cursor += len(tokens)
+    targets = torch.tensor([token for tokens in batch.completions for token in tokens], device=device)
+    chosen = hidden[torch.tensor(predicting, device=device)]
+    return chosen_logprobs(chosen, weights.head, targets, temperature)
+
+
+def _loss(
+    spec: RLConfig, micro: Batch, denominator: Denominator, logprobs: Tensor, entropy: Tensor
+) -> tuple[Tensor, Sums]:
+    device = logprobs.device
+    lengths = torch.tensor([len(tokens) for tokens in micro.completions], device=device)
+
+    def per_token(values: Tensor) -> Tensor:
+        return values.to(device, torch.float32).repeat_interleave(lengths)
+
+    def column(lists: list[list[float]]) -> Tensor:
+        return torch.tensor([number for entry in lists for number in entry], device=device)
+
+    current = logprobs.detach()
+    old = current if micro.old_logprobs is None else column(micro.old_logprobs)
+    weights = per_token(token_weights(lengths, spec.loss.average, denominator))
+    advantages = per_token(torch.tensor(micro.advantages, dtype=torch.float64))
+    losses, clipped = clipped_policy_loss(logprobs, old, advantages, spec.loss.clip_low, spec.loss.clip_high)
+    kl_sum = 0.0
+    if micro.reference_logprobs is not None:
+        divergence = k3(logprobs, column(micro.reference_logprobs))
+        kl_sum = float(divergence.detach().sum())
+        if spec.loss.kl_beta > 0:
+            losses = losses + spec.loss.kl_beta * divergence
+    loss = (losses * weights).sum()
+    mismatch = (column(micro.engine_logprobs) - old).abs()
+    return loss, Sums(
+        tokens=len(logprobs),
+        loss=float(loss.detach()),
+        kl=kl_sum,
+        entropy=float(entropy.sum()),
+        clipped=float(clipped.sum()),
+        mismatch=float(mismatch.sum()),
+        mismatch_max=float(mismatch.max()),
+    )
