@@ -156,6 +156,14 @@ def _send(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
+def ask_to_end(record: Path, number: signal.Signals, seconds: float) -> bool:
+    """Send one signal to the recorded process alone; whether it ended within the time."""
+    pid = recall(record)
+    if pid is not None:
+        _send({pid}, number)
+    return wait_until(lambda: recall(record) is None, seconds)
+
+
 def end(record: Path, polite: Sequence[tuple[signal.Signals, float]] = ((signal.SIGTERM, 5.0),)) -> None:
     """Stop a recorded process and all it started: each polite signal with its patience, then SIGKILL.
 

@@ -1,0 +1,326 @@
+"""The whole product on one machine: services, scheduler, Celery, web; ready in order, stopped in reverse.
+
+    with Stack(var, port=0) as stack:      # Ctrl-C, SIGTERM and exceptions all end in stack.stop()
+        print(stack.web_url)
+
+``DATABASE_URL``, ``REDIS_URL`` and ``RAY_ADDRESS`` each replace an embedded service, which then is neither
+started nor stopped. One stack per ``var/``: a second one is refused. If this process is killed outright, a
+guard process stops what it left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import IO, Self, TextIO
+
+from infra.embedded import paths, postgres, processes, ray_head, sweep, valkey
+from infra.embedded.supervisor import Console, Program, StartFailed, Stopped, Supervisor
+
+_GUARD_SECONDS = 30.0
+
+
+class AlreadyRunning(StartFailed):
+    """Another stack holds this ``var/``."""
+
+
+@dataclass(frozen=True)
+class SignIn:
+    email: str
+    password: str
+
+
+def is_given(name: str, env: Mapping[str, str]) -> bool:
+    """Whether a service of the user's own replaces the embedded one."""
+    return bool(env.get(name) or env.get(f"{name}_FILE"))
+
+
+class Stack:
+    """``port=0`` takes a free one. ``console=None`` keeps the programs' lines to the log files."""
+
+    def __init__(
+        self,
+        var: Path,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        cpus: int | None = None,
+        console: TextIO | None = sys.stdout,
+    ) -> None:
+        self.var = var.resolve()
+        self.host = host
+        self.port = port
+        self.cpus = cpus or os.cpu_count() or 1
+        self._console = Console(console)
+        self._supervisor = Supervisor(self.var, {}, paths.PROJECT, self._console)
+        self._services: list[ModuleType] = []
+        self._lock: IO[str] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._watcher: threading.Thread | None = None
+        self._deferring = False
+        self._old_handlers: dict[signal.Signals, object] = {}
+
+    # ------------------------------------------------------------ for callers
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.stop()
+
+    @property
+    def web_url(self) -> str:
+        shown = "127.0.0.1" if self.host in {"0.0.0.0", "::"} else self.host  # noqa: S104
+        return f"http://{shown}:{self.port}"
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment of the programs: what another process needs to use this stack's services."""
+        return dict(self._supervisor.env)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the stack cannot be kept up; a caller with a loop of its own looks at this."""
+        return self._supervisor.failure
+
+    def sign_in(self) -> SignIn | None:
+        """The demo account that bootstrap made, if it made one."""
+        try:
+            found = json.loads((self.var / "demo_signin.json").read_text())
+            return SignIn(found["email"], found["password"])
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def start(self) -> None:
+        """Bring everything up and wait until it is ready.
+
+        StartFailed with the reason if something does not come up; KeyboardInterrupt if asked to stop
+        meanwhile. Whatever was started is stopped again then.
+        """
+        self._take_signals()
+        try:
+            with self._deferred():
+                self._acquire()
+                self._start_all()
+        except Stopped:
+            self.stop()
+            raise KeyboardInterrupt from None
+        except BaseException:
+            self.stop()
+            raise
+
+    def wait(self) -> None:
+        """Serve until Ctrl-C (KeyboardInterrupt) or until something cannot be kept up (StartFailed)."""
+        self._supervisor.wait()
+
+    def stop(self) -> None:
+        """Stop all, the last started first; a second Ctrl-C skips the politeness. Safe to call again."""
+        with self._deferred():
+            self._supervisor.stop()
+            while self._services:
+                service = self._services.pop()
+                self._say(f"stopping {service.__name__.rpartition('.')[2]}")
+                try:
+                    service.stop(self.var)
+                except (OSError, RuntimeError) as error:
+                    self._say(str(error))
+            self._release()
+        self._give_signals_back()
+
+    # ------------------------------------------------------------ one after another
+
+    def _say(self, text: str) -> None:
+        self._console.line("up", text)
+
+    def _acquire(self) -> None:
+        """Take the folder's lock; end what an earlier, killed stack left; set the guard."""
+        self.var.mkdir(parents=True, exist_ok=True)
+        path = sweep.up_lock(self.var)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        lock = path.open("a")
+
+        def is_ours() -> bool:
+            if processes.try_lock(lock.fileno()):
+                return True
+            if pid := processes.recall(sweep.up_record(self.var)):
+                lock.close()
+                raise AlreadyRunning(
+                    f"already running in {self.var} (process {pid}); stop it with `python manage.py down`"
+                )
+            return False
+
+        if not processes.wait_until(is_ours, _GUARD_SECONDS, pause=0.1):
+            lock.close()
+            raise AlreadyRunning(f"another process has held {path} for {_GUARD_SECONDS:.0f} seconds")
+        self._lock = lock
+        processes.remember(sweep.up_record(self.var), os.getpid())
+        sweep.programs(self.var)
+        self._guard = subprocess.Popen(
+            [sys.executable, "-m", "infra.embedded.guard", str(self.var)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+            cwd=paths.PROJECT,
+        )
+
+    def _release(self) -> None:
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.wait(timeout=10)
+            assert self._guard.stdin is not None
+            self._guard.stdin.close()
+            self._guard = None
+        if self._lock is not None:
+            sweep.up_record(self.var).unlink(missing_ok=True)
+            fcntl.flock(self._lock.fileno(), fcntl.LOCK_UN)
+            self._lock.close()
+            self._lock = None
+
+    def _start_all(self) -> None:
+        self._choose_port()
+        supervisor = self._supervisor
+        supervisor.env = self._environment()
+        if not is_given("DATABASE_URL", os.environ):
+            self._bring_up(postgres)
+        if not is_given("REDIS_URL", os.environ):
+            self._bring_up(valkey)
+        manage = (sys.executable, str(paths.PROJECT / "manage.py"))
+        supervisor.run("migrate", [*manage, "migrate", "--no-input", "--verbosity", "1"], 300)
+        supervisor.run("bootstrap", [*manage, "bootstrap"], 600)
+        if not is_given("RAY_ADDRESS", os.environ):
+            self._bring_up(ray_head)
+            supervisor.env |= ray_head.environment(self.var)
+        self._watcher = threading.Thread(target=self._watch_services, name="services", daemon=True)
+        self._watcher.start()
+        for program in self._programs(manage):
+            supervisor.start(program)
+        for program in self._programs(manage):
+            supervisor.wait_ready(program.name)
+
+    def _choose_port(self) -> None:
+        """Find out now, not after half a minute, that the port is taken."""
+        with socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self.host, self.port))
+            except OSError as error:
+                raise StartFailed(
+                    f"port {self.port} on {self.host} cannot be used: {error.strerror}"
+                ) from None
+            self.port = probe.getsockname()[1]
+
+    def _environment(self) -> dict[str, str]:
+        return os.environ | {
+            "JIGSAW_VAR": str(self.var),
+            "DJANGO_SETTINGS_MODULE": "backend.settings",
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def _bring_up(self, service: ModuleType) -> None:
+        if self._supervisor.stopping.is_set():
+            raise Stopped
+        self._services.append(service)
+        self._ensure(service)
+        self._say(f"{service.__name__.rpartition('.')[2]} is ready")
+
+    def _ensure(self, service: ModuleType) -> None:
+        if service is ray_head:
+            ray_head.ensure(self.var, self.cpus)
+        else:
+            service.ensure(self.var)
+
+    def _programs(self, manage: tuple[str, str]) -> list[Program]:
+        python = sys.executable
+        celery = (python, "-m", "celery", "-A", "backend")
+        worker = "worker --pool prefork -c 1 --loglevel INFO --without-gossip --without-mingle".split()
+        schedule = str(self.var / "celerybeat-schedule")
+        beat = ["beat", "--loglevel", "INFO", "--pidfile", "", "--schedule", schedule]
+        listen = ("--host", self.host, "--port", str(self.port))
+        uvicorn = (python, "-m", "uvicorn", "backend.asgi:application", *listen)
+        manners = ("--timeout-graceful-shutdown", "2", "--no-access-log")
+        return [
+            Program("scheduler", [*manage, "run_scheduler"], ready_line="scheduler ready", stop_seconds=12.0),
+            Program("worker", [*celery, *worker], ready_line=" ready."),
+            Program("beat", [*celery, *beat], ready_line="beat: Starting"),
+            Program("web", [*uvicorn, *manners], ready_check=self._web_answers),
+        ]
+
+    def _web_answers(self) -> bool:
+        address = "127.0.0.1" if self.host == "0.0.0.0" else self.host  # noqa: S104
+        connection = http.client.HTTPConnection(address, self.port, timeout=5)
+        try:
+            connection.request("GET", "/healthz", headers={"Host": f"localhost:{self.port}"})
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def _watch_services(self) -> None:
+        """Bring a service back that died; a new Ray head has a new address, which the scheduler must learn."""
+        supervisor = self._supervisor
+        revivals = 0
+        while not supervisor.stopping.wait(1.0):
+            for service in list(self._services):
+                if service.running(self.var) is not None or supervisor.stopping.is_set():
+                    continue
+                name = service.__name__.rpartition(".")[2]
+                revivals += 1
+                if revivals > 5:
+                    supervisor.fail(f"{name} does not stay up; see {self.var / 'logs' / name}.log")
+                    return
+                self._say(f"{name} died; starting it again")
+                try:
+                    self._ensure(service)
+                except (OSError, RuntimeError) as error:
+                    supervisor.fail(str(error))
+                    return
+                if service is ray_head:
+                    supervisor.env |= ray_head.environment(self.var)
+                    supervisor.restart("scheduler")
+
+    # ------------------------------------------------------------ signals
+
+    def _take_signals(self) -> None:
+        """While the stack lives, SIGTERM and a closed terminal end it as Ctrl-C does."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # nohup ignores SIGHUP on purpose.
+            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue
+            self._old_handlers[number] = signal.signal(number, self._on_signal)
+
+    def _give_signals_back(self) -> None:
+        while self._old_handlers:
+            number, handler = self._old_handlers.popitem()
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        """Interrupt the caller's code once, but never our own start and stop: those look at the events."""
+        if self._supervisor.stopping.is_set():
+            self._supervisor.hurry.set()
+            return
+        self._supervisor.stopping.set()
+        if not self._deferring:
+            raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def _deferred(self) -> Iterator[None]:
+        before, self._deferring = self._deferring, True
+        try:
+            yield
+        finally:
+            self._deferring = before
