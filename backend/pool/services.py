@@ -147,7 +147,10 @@ def substage_finish(*, attempt: Attempt, finished: Finished, now: datetime) -> S
     )
     if substage is None:
         return None
-    started = min(max(_utc(finished.started_at), substage.granted_at), now)
+    earliest = substage.granted_at
+    if substage.device is not None:
+        earliest = max(earliest, substage.device.metered_until)
+    started = min(max(_utc(finished.started_at), earliest), now)
     substage.started_at = started
     substage.ended_at = min(max(_utc(finished.ended_at), started), now)
     substage.tokens = finished.tokens
