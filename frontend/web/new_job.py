@@ -1,7 +1,7 @@
 """The new-job page: the form, what it means as an API call while it is filled in, and the job it makes.
 
-All three go from the same form data through ``request_of`` to the request that ``/v1`` takes, so the page cannot
-promise anything else than the API does.
+All three go from the same form data through ``request_of`` to the request that ``/v1`` takes, so the page
+cannot promise anything else than the API does.
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST
 
+from backend.catalog.selectors import datasets_all, models_all
 from backend.common.errors import InvalidRequest, ServiceError
 from backend.jobs.access import job_access
-from backend.jobs.models import Job, Sample
+from backend.jobs.models import Event, Job, Sample
 from backend.jobs.selectors import job_checkpoints, job_events_page, job_metrics, job_samples, jobs_page
 from backend.jobs.services import job_cancel
 from backend.metering.selectors import job_cost, job_live_cost
@@ -21,12 +22,21 @@ from backend.pool.selectors import job_timeline
 from backend.tenants.access import Actor
 from frontend.web import figures, rows, spec_form, words
 from frontend.web.doors import for_members, page
+from frontend.web.new_job import curl
 
 JOBS_PER_PAGE = 25
 EVENTS_SHOWN = 100
 TIMELINE_ROWS = 1500
 #: Spans the timeline offers, in minutes.
 TIMELINE_SPANS = (2, 10, 60)
+#: Types of events, what they are called, and whether they are shown at first.
+EVENT_TYPES = (
+    (Event.Type.STATUS, "Status", True),
+    (Event.Type.MESSAGE, "Messages", True),
+    (Event.Type.CHECKPOINT, "Checkpoints", True),
+    (Event.Type.METRICS, "Steps", False),
+    (Event.Type.SUBSTAGE, "Sub-stages", False),
+)
 
 
 # ---------------------------------------------------------------- list
@@ -43,9 +53,19 @@ def jobs(request: HttpRequest, actor: Actor) -> HttpResponse:
         "jobs": _with_sparks(found.items),
         "more_after": found.items[-1].public_id if found.has_more else None,
         "later_page": "after" in request.GET,
-        "api_url": request.build_absolute_uri("/v1"),
+        "first_call": "" if found.items else _first_call(request, actor),
     }
     return page(request, actor, "web/jobs.html", context)
+
+
+def _first_call(request: HttpRequest, actor: Actor) -> str:
+    """A call that makes a job, for whoever has none."""
+    models, datasets = models_all(actor.organization), datasets_all()
+    example = {
+        "model": models[0].name if models else "MODEL",
+        "training_file": datasets[0].name if datasets else "FILE_ID",
+    }
+    return curl(example, request.build_absolute_uri("/v1"))
 
 
 @require_GET
@@ -83,7 +103,7 @@ def job(request: HttpRequest, actor: Actor, job_id: str) -> HttpResponse:
         "checkpoints": job_checkpoints(found),
         "config": _config(found),
         "spec": found.spec,
-        "kinds": [(word, figures.KIND_COLOURS[kind]) for kind, word in figures.KIND_WORDS.items()],
+        "event_types": EVENT_TYPES,
         "spans": TIMELINE_SPANS,
     }
     return page(request, actor, "web/job.html", context)
@@ -201,7 +221,13 @@ def job_checkpoints_part(request: HttpRequest, actor: Actor, job_id: str) -> Htt
 @for_members
 def job_cost_part(request: HttpRequest, actor: Actor, job_id: str) -> HttpResponse:
     found = job_access(actor, job_id)
-    return render(request, "web/part/cost.html", {"job": found, "costs": job_cost(found)})
+    costs = job_cost(found)
+    kinds = [
+        (word, figures.KIND_COLOURS[kind], costs[kind])
+        for kind, word in figures.KIND_WORDS.items()
+        if kind in costs
+    ]
+    return render(request, "web/part/cost.html", {"job": found, "kinds": kinds, "total": costs["total"]})
 
 
 def _config(found: Job) -> list[tuple[str, list[tuple[str, Any]]]]:

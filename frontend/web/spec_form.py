@@ -2,8 +2,8 @@
 
     request (what /v1 takes)  ◄── body(form data) ── form ◄── sections(values) ── defaults + recommended
 
-A knob is named by its dotted path in the request, ``rl.sampling.temperature``; errors come back under the same
-names. A new field of the spec appears in the form by itself.
+A knob is named by its dotted path in the request, ``rl.sampling.temperature``; errors come back under the
+same names. A new field of the spec appears in the form by itself.
 """
 
 from __future__ import annotations
@@ -103,8 +103,13 @@ class Knob:
         return "" if self.value is None else f"{self.value}"
 
     @property
-    def step(self) -> str:
-        return "1" if self.kind == "integer" else "any"
+    def range(self) -> str:
+        """The bounds a reader may want to know before the check says so."""
+        if self.minimum is not None and self.maximum is not None:
+            return f"{self.minimum:,g} to {self.maximum:,g}"
+        if self.maximum is not None:
+            return f"at most {self.maximum:,g}"
+        return "" if self.minimum is None else f"at least {self.minimum:,g}"
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from backend.tenants.access import user_actor
 from backend.tenants.models import User
 from frontend.web import rows
 from frontend.web.doors import session_actor
-from frontend.web.words import is_over
+from frontend.web.words import event_text, is_over
 
 HEARTBEAT_S = 15.0
 #: Doorbells closer together than this are one read.
@@ -210,7 +210,7 @@ def _event_frame(event: Event) -> str:
         "at": event.at.isoformat(timespec="milliseconds"),
         "type": event.type,
         "level": event.level,
-        "message": event.message,
+        "text": event_text(event),
         "data": event.data,
     }
     return f"id: {event.seq}\n{_frame(event.type, said)}"

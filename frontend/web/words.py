@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from backend.jobs.models import Job
+from backend.jobs.models import Event, Job
 from backend.jobs.states import JOB_TERMINAL, REASON_TEXT, JobStatus, Reason
 
 
@@ -64,6 +64,10 @@ def elapsed_seconds(job: Job, now: datetime) -> float | None:
     if job.started_at is None:
         return None
     return ((job.finished_at or now) - job.started_at).total_seconds()
+
+
+#: Seconds in a unit, and in the next smaller one that is told with it.
+DURATIONS = ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
 
 
 def duration(seconds: float | None) -> str:
@@ -137,3 +141,30 @@ def sparkline(values: list[float], width: int = 96, height: int = 26, edge: floa
         f"{edge + i * step:.1f},{height - edge - (value - low) / span * (height - 2 * edge):.1f}"
         for i, value in enumerate(values)
     )
+
+
+def event_text(event: Event) -> str:
+    """The event in one line."""
+    if event.message:
+        return event.message
+    data = event.data
+    if event.type == Event.Type.METRICS:
+        reward, loss = (data["values"].get(name) for name in ("reward", "loss"))
+        return f"Step {data['step'] + 1} trained: reward {reading(reward)}, loss {reading(loss, 4)}."
+    if event.type == Event.Type.SUBSTAGE:
+        where, seconds = data["device"] or "the host", data["ended_at"] - data["started_at"]
+        return f"Step {data['step'] + 1}: {data['kind']} on {where}, {seconds:.2f} s."
+    return ", ".join(f"{name} {value}" for name, value in data.items())
+
+
+def setting(value: Any) -> str:
+    """A value of the configuration, as it would be written."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None or value == []:
+        return "–"
+    if isinstance(value, list):
+        return ", ".join(str(item) for item in value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)

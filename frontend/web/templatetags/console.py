@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 from django import template
 from django.utils import timezone
@@ -23,6 +26,19 @@ register.filter("reading", words.reading)
 register.filter("why", words.why)
 register.filter("job_title", words.title)
 register.filter("percent_done", words.percent_done)
+register.filter("event_text", words.event_text)
+register.filter("setting", words.setting)
+
+
+@register.filter
+def as_json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+@register.filter
+def at(mapping: Mapping[str, Any], key: str) -> Any:
+    """``mapping[key]`` for keys that hold dots; empty where there is none."""
+    return mapping.get(key, "")
 
 
 @register.filter
