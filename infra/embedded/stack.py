@@ -244,7 +244,7 @@ class Stack:
     def _programs(self, manage: tuple[str, str]) -> list[Program]:
         python = sys.executable
         celery = (python, "-m", "celery", "-A", "backend")
-        worker = "worker --pool prefork -c 1 --loglevel INFO --without-gossip --without-mingle".split()
+        worker = ["worker", "--pool", "prefork", "-c", "1", "--loglevel", "INFO", "--without-mingle"]
         schedule = str(self.var / "celerybeat-schedule")
         beat = ["beat", "--loglevel", "INFO", "--pidfile", "", "--schedule", schedule]
         listen = ("--host", self.host, "--port", str(self.port))
@@ -269,7 +269,7 @@ class Stack:
             connection.close()
 
     def _watch_services(self) -> None:
-        """Bring a service back that died; a new Ray head has a new address, which the scheduler must learn."""
+        """Bring a service back that died; a new Ray head has a new address, so the scheduler starts anew."""
         supervisor = self._supervisor
         revivals = 0
         while not supervisor.stopping.wait(1.0):
