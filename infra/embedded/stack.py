@@ -48,7 +48,10 @@ def is_given(name: str, env: Mapping[str, str]) -> bool:
 
 
 class Stack:
-    """``port=0`` takes a free one. ``console=None`` keeps the programs' lines to the log files."""
+    """``port=0`` takes a free one. ``console=None`` keeps the programs' lines to the log files.
+
+    ``models``: make the built-in model at the first start (a download and half a minute).
+    """
 
     def __init__(
         self,
@@ -57,12 +60,14 @@ class Stack:
         host: str = "127.0.0.1",
         port: int = 8000,
         cpus: int | None = None,
+        models: bool = True,
         console: TextIO | None = sys.stdout,
     ) -> None:
         self.var = var.resolve()
         self.host = host
         self.port = port
         self.cpus = cpus or os.cpu_count() or 1
+        self.models = models
         self._console = Console(console)
         self._supervisor = Supervisor(self.var, {}, paths.PROJECT, self._console)
         self._services: list[ModuleType] = []
@@ -198,7 +203,7 @@ class Stack:
             self._bring_up(valkey)
         manage = (sys.executable, str(paths.PROJECT / "manage.py"))
         supervisor.run("migrate", [*manage, "migrate", "--no-input", "--verbosity", "1"], 300)
-        supervisor.run("bootstrap", [*manage, "bootstrap"], 600)
+        supervisor.run("bootstrap", [*manage, "bootstrap", *(["--models"] if self.models else [])], 600)
         if not is_given("RAY_ADDRESS", os.environ):
             self._bring_up(ray_head)
             supervisor.env |= ray_head.environment(self.var)

@@ -20,8 +20,12 @@ class Command(BaseCommand):
         parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")
         parser.add_argument("--cpus", type=int, help="CPUs that the embedded Ray offers (default: all)")
 
-    def handle(self, *, host: str, port: int, cpus: int | None, **_options: object) -> None:
-        stack = Stack(settings.VAR_DIR, host=host, port=port, cpus=cpus)
+        parser.add_argument(
+            "--no-models", dest="models", action="store_false", help="do not make the built-in model"
+        )
+
+    def handle(self, *, host: str, port: int, cpus: int | None, models: bool, **_options: object) -> None:
+        stack = Stack(settings.VAR_DIR, host=host, port=port, cpus=cpus, models=models)
         try:
             with stack:
                 self.stdout.write(_greeting(stack))
