@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from workers.engines.functions import gated_silu, rms_norm, rotate
 from workers.engines.weights import Layer, Weights
 from workers.models.config import ModelConfig
 
@@ -50,11 +51,11 @@ def hidden_states(
     residual = functional.embedding(tokens_T, weights.embed).float()
     for index, layer in enumerate(weights.layers):
         lora = adapters[index] if adapters is not None else {}
-        x = rms_norm(residual, layer.attn_norm, config.norm_eps).to(weights.dtype)
+        x = rms_norm(residual, layer.attn_norm, config.norm_eps, weights.dtype)
         residual = residual + _attention(config, layer, index, x, cos, sin, attend, lora)
-        x = rms_norm(residual, layer.mlp_norm, config.norm_eps).to(weights.dtype)
+        x = rms_norm(residual, layer.mlp_norm, config.norm_eps, weights.dtype)
         residual = residual + _feed_forward(layer, x, lora)
-    return rms_norm(residual, weights.norm, config.norm_eps).to(weights.dtype)
+    return rms_norm(residual, weights.norm, config.norm_eps, weights.dtype)
 
 
 def head_logits(weights: Weights, hidden_N: Tensor) -> Tensor:
@@ -80,18 +81,18 @@ def _attention(
     if layer.q_norm is not None and layer.k_norm is not None:
         queries, keys = queries_keys.split([heads, kv_heads], dim=1)
         normed = [
-            rms_norm(queries.float(), layer.q_norm, config.norm_eps),
-            rms_norm(keys.float(), layer.k_norm, config.norm_eps),
+            rms_norm(queries.float(), layer.q_norm, config.norm_eps, x.dtype),
+            rms_norm(keys.float(), layer.k_norm, config.norm_eps, x.dtype),
         ]
         queries_keys = torch.cat(normed, dim=1)
-    queries, keys = rotate(queries_keys, cos, sin).to(x.dtype).split([heads, kv_heads], dim=1)
+    queries, keys = rotate(queries_keys, cos, sin).split([heads, kv_heads], dim=1)
     mixed = attend(index, queries, keys, values).reshape(-1, heads * config.head_dim)
     return linear(mixed, layer.out, layer.out_bias, lora.get("out"))
 
 
 def _feed_forward(layer: Layer, x: Tensor, lora: dict[str, LowRank]) -> Tensor:
-    gate, up = linear(x, layer.gate_up, layer.gate_up_bias, lora.get("gate_up")).chunk(2, dim=-1)
-    return linear(functional.silu(gate) * up, layer.down, layer.down_bias, lora.get("down"))
+    gate_up = linear(x, layer.gate_up, layer.gate_up_bias, lora.get("gate_up"))
+    return linear(gated_silu(gate_up), layer.down, layer.down_bias, lora.get("down"))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, lora: LowRank | None = None) -> Tensor:
@@ -107,17 +108,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, lora: LowRank | None 
         # Selected, not multiplied: another adapter's overflow must not reach this token as 0 * inf.
         h = torch.where(lora.mask, h, 0)
     return torch.addmm(y, h, lora.up.T)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """fp32 over the last dimension."""
-    return functional.rms_norm(x, (x.shape[-1],), weight, eps)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions, Hugging Face's half-split layout: x [T, heads, D], cos and sin [T, 1, D/2]; fp32 out."""
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 _tables: dict[tuple[ModelConfig, torch.device], tuple[Tensor, Tensor]] = {}

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from workers.engines.decoder import Attend
+from workers.engines.functions import collect, spread
 
 # Below this many keys the plain softmax is faster than the flash kernel on a CPU, above all backwards.
 MATH_KEYS = 1024
@@ -92,16 +93,18 @@ def _visible(prompt_length: int, row_length: int, starts_R: Tensor) -> Tensor:
 
 def packed_attention(batch: PackedBatch) -> Attend:
     def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        prompt_keys, prompt_values = keys[batch.prompt_pad_PL], values[batch.prompt_pad_PL]  # [P, Lp, K, D]
-        mixed = causal(queries[batch.prompt_pad_PL], prompt_keys, prompt_values).flatten(0, 1)[
-            batch.prompt_flat
-        ]
+        prompt = batch.prompt_pad_PL, batch.prompt_flat
+        prompt_keys, prompt_values = spread(keys, *prompt), spread(values, *prompt)  # [P, Lp, K, D]
+        mixed = collect(causal(spread(queries, *prompt), prompt_keys, prompt_values), batch.prompt_flat)
         if not batch.row_pad_RL.numel():
             return mixed
-        row_keys = torch.cat([prompt_keys[batch.row_prompt_R], keys[batch.row_pad_RL]], dim=1)
-        row_values = torch.cat([prompt_values[batch.row_prompt_R], values[batch.row_pad_RL]], dim=1)
-        rows = masked(queries[batch.row_pad_RL], row_keys, row_values, batch.visible_RLL)
-        return torch.cat([mixed, rows.flatten(0, 1)[batch.row_flat]])
+        row = batch.row_pad_RL, batch.row_flat
+        row_keys = torch.cat([prompt_keys.index_select(0, batch.row_prompt_R), spread(keys, *row)], dim=1)
+        row_values = torch.cat(
+            [prompt_values.index_select(0, batch.row_prompt_R), spread(values, *row)], dim=1
+        )
+        rows = masked(spread(queries, *row), row_keys, row_values, batch.visible_RLL)
+        return torch.cat([mixed, collect(rows, batch.row_flat)])
 
     return attend
 

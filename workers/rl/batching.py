@@ -74,7 +74,9 @@ class Batch:
 
 
 def denominator(batch: Batch, max_tokens: int) -> Denominator:
-    lengths = [len(completion) for completion, kept in zip(batch.completions, batch.keep, strict=True) if kept]
+    lengths = [
+        len(completion) for completion, kept in zip(batch.completions, batch.keep, strict=True) if kept
+    ]
     return Denominator(sum(lengths), len(lengths), max_tokens)
 
 
@@ -91,7 +93,9 @@ def split_updates(batch: Batch, updates: int) -> list[Batch]:
 def micro_batch_indices(batch: Batch, size: int) -> list[list[int]]:
     """At most ``size`` samples each, neighbours of one group together (their prompt is computed once), long ones
     with long ones; the same batch always gives the same split."""
-    order = sorted(range(len(batch)), key=lambda index: (batch.groups[index], -len(batch.completions[index]), index))
+    order = sorted(
+        range(len(batch)), key=lambda index: (batch.groups[index], -len(batch.completions[index]), index)
+    )
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 

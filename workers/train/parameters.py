@@ -122,7 +122,9 @@ class FullParameters(Parameters):
         return {name: tensor.clone() for name, tensor in state.items()}
 
     def save(self, folder: Path, base_model: str, model_folder: Path) -> None:
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.masters.state_dict().items()}
+        tensors = {
+            name: tensor.detach().cpu().contiguous() for name, tensor in self.masters.state_dict().items()
+        }
         save_file(tensors, folder / MODEL_FILE, metadata={"format": "pt"})
         for name in COMPANIONS:
             if (model_folder / name).exists():
@@ -192,5 +194,7 @@ def _copy_into(named: Mapping[str, Tensor], loaded: Mapping[str, Tensor], path: 
     with torch.no_grad():
         for name, tensor in named.items():
             if tensor.shape != loaded[name].shape:
-                raise ValueError(f"{path}: {name} has shape {tuple(loaded[name].shape)}, expected {tuple(tensor.shape)}")
+                raise ValueError(
+                    f"{path}: {name} has shape {tuple(loaded[name].shape)}, expected {tuple(tensor.shape)}"
+                )
             tensor.copy_(loaded[name])

@@ -198,13 +198,18 @@ class TorchTrainer:
         run.optimizer.zero_grad()
 
 
-def _forward(weights: Weights, adapters: Adapters | None, batch: Batch, temperature: float) -> tuple[Tensor, Tensor]:
+def _forward(
+    weights: Weights, adapters: Adapters | None, batch: Batch, temperature: float
+) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies of all sampled tokens, one sample after the other, [N] each."""
     prompts: dict[tuple[int, ...], int] = {}
     for prompt in batch.prompts:
         prompts.setdefault(prompt, len(prompts))
     # The last token of a completion predicts nothing that was sampled.
-    rows = [(prompts[prompt], tokens[:-1]) for prompt, tokens in zip(batch.prompts, batch.completions, strict=True)]
+    rows = [
+        (prompts[prompt], tokens[:-1])
+        for prompt, tokens in zip(batch.prompts, batch.completions, strict=True)
+    ]
     device = weights.device
     packed = pack(list(prompts), rows, device)
     hidden = hidden_states(weights, packed.tokens_T, packed.positions_T, packed_attention(packed), adapters)
