@@ -61,7 +61,7 @@ class Fleet:
         folder = Path(launch.checkpoint_dir) / f".move-{launch.attempt}-{worker}"
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            await call(member.trainer.export_state, self._key, str(folder), launch.model_path)
+            await call(member.trainer.export_state, self._key, str(folder), launch.spec.model)
             await call(target.open, self._key, launch.spec.rl, launch.spec.seed, str(folder))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -98,7 +98,7 @@ class Fleet:
         """Write a checkpoint from the first worker's trainer; all workers have the same weights."""
         launch, trainer = self._launch, self._members[0].trainer
         return await call(
-            trainer.save, self._key, launch.checkpoint_dir, step, state, launch.model_path, keep
+            trainer.save, self._key, launch.checkpoint_dir, step, state, launch.spec.model, keep
         )
 
     async def close(self) -> None:

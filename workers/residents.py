@@ -223,7 +223,7 @@ class TrainerResident(_Resident):
         with self._lock:
             folder = checkpoint.write(Path(parent), step, state, self._saver(run_key, base_model))
         removed = checkpoint.prune(Path(parent), keep)
-        return str(folder), _bytes(folder), [str(path) for path in removed]
+        return str(folder), checkpoint.folder_bytes(folder), [str(path) for path in removed]
 
     def export_state(self, run_key: str, folder: str, base_model: str) -> None:
         """Write the run's state for another trainer to open."""
@@ -232,7 +232,7 @@ class TrainerResident(_Resident):
             self._saver(run_key, base_model)(Path(folder))
 
     def _saver(self, run_key: str, base_model: str) -> Callable[[Path], None]:
-        return lambda folder: self._loaded.save_state(run_key, folder, base_model)
+        return lambda folder: self._loaded.save_state(run_key, folder, base_model, self._path)
 
     def close(self, run_key: str) -> None:
         self._open.discard(run_key)
@@ -243,7 +243,3 @@ class TrainerResident(_Resident):
 
 def _tokens(batch: Batch) -> int:
     return sum(map(len, batch.prompts)) + sum(map(len, batch.completions))
-
-
-def _bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
