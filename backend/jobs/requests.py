@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, ValidationError
 
 from backend.common.errors import InvalidRequest
 from workers.spec import DEFAULT_LEARNING_RATE, JobSpec, RLConfig, Strict, first_error
@@ -33,10 +33,10 @@ def _auto(value: object) -> object:
 class Hyperparameters(Strict):
     """``auto`` leaves the choice to the defaults."""
 
-    batch_size: Annotated[int | None, BeforeValidator(_auto), Field(ge=1)] = None
-    learning_rate: Annotated[float | None, BeforeValidator(_auto), Field(gt=0)] = None
-    learning_rate_multiplier: Annotated[float | None, BeforeValidator(_auto), Field(gt=0)] = None
-    n_epochs: Annotated[int | None, BeforeValidator(_auto), Field(ge=1)] = None
+    batch_size: Annotated[PositiveInt | None, BeforeValidator(_auto)] = None
+    learning_rate: Annotated[PositiveFloat | None, BeforeValidator(_auto)] = None
+    learning_rate_multiplier: Annotated[PositiveFloat | None, BeforeValidator(_auto)] = None
+    n_epochs: Annotated[PositiveInt | None, BeforeValidator(_auto)] = None
 
 
 class Reinforcement(Strict):

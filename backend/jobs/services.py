@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +236,7 @@ def _store(actor: Actor, job: Job, stimulus: str) -> Job:
         data={"status": job.status, "reason": job.reason},
     )
     # A broker that is down must not undo the job: the sweep of ``jobs.tasks`` finds it.
-    transaction.on_commit(partial(validate_job.delay, job.pk), robust=True)
+    transaction.on_commit(lambda: validate_job.delay(job.pk), robust=True)
     return job
 
 

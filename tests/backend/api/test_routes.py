@@ -20,7 +20,7 @@ from tests import factories
 
 @dataclass(frozen=True)
 class Case:
-    """One verb of one route. ``ids`` names what the path holds; without any it cannot reach another's data."""
+    """One verb of one route. ``ids`` names what the path holds; without any it reaches nobody's data."""
 
     route: str
     verb: str
@@ -119,9 +119,7 @@ def test_another_tenants_viewer_learns_no_more(case, acme, northwinds):
     assert send(acme.viewer_client, case, northwinds).status_code == 404
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in CASES if case.verb == "get" and not case.ids], ids=label
-)
+@pytest.mark.parametrize("case", [case for case in CASES if case.verb == "get" and not case.ids], ids=label)
 def test_lists_hold_nothing_of_another_tenant(case, acme, northwind, northwinds):
     theirs = send(northwind.client, case, {}).json()["data"]
     ours = send(acme.client, case, {}).json()["data"]

@@ -1,8 +1,8 @@
 """``manage.py bootstrap``: what a fresh installation needs before anybody can use it; safe to repeat.
 
 Always the built-in datasets, and the base model if its folder is there (``--models`` makes it). On the
-embedded default, or with ``--demo``, two demo tenants and three people, whose passwords are made once and kept
-in ``var/demo_signin.json``, for the owner of the machine only.
+embedded default, or with ``--demo``, two demo tenants and three people, whose passwords are made once and
+kept in ``var/demo_signin.json``, for the owner of the machine only.
 """
 
 from __future__ import annotations

@@ -1,0 +1,55 @@
+"""Memory estimates against numbers worked out by hand."""
+
+from __future__ import annotations
+
+from backend.jobs import sizing
+from tests.factories import TINY_CONFIG, spec
+from workers.models.config import parse_config
+from workers.spec import LoRA, RLConfig
+
+# hidden 32, intermediate 64, 2 layers, 4 heads and 2 key-value heads of 8, vocabulary 64, context 128.
+MODEL = parse_config(TINY_CONFIG)
+
+
+def test_lora_parameters_are_rank_times_inputs_plus_outputs():
+    # q: 32+32, k and v: 32+16 each, o: 32+32, gate and up: 32+64 each, down: 64+32; 2 layers of rank 4.
+    assert sizing.lora_parameters(MODEL, LoRA(rank=4)) == 2 * 4 * (64 + 48 + 48 + 64 + 96 + 96 + 96)
+    assert sizing.lora_parameters(MODEL, LoRA(rank=1, targets=("k_proj",))) == 2 * 48
+
+
+def test_kv_bytes_are_two_vectors_a_layer():
+    assert sizing.kv_bytes_per_token(MODEL, 2) == 2 * 2 * (2 * 8) * 2
+
+
+def test_whole_groups_go_to_a_device():
+    assert sizing.sequences_per_device(RLConfig(prompts_per_step=5, devices=2, group_size=4)) == 12
+
+
+def test_a_sequence_is_no_longer_than_the_context():
+    assert sizing.sequence_tokens(context=128, max_tokens=16, row_bytes=20.5) == 21 + 64 + 16
+    assert sizing.sequence_tokens(context=128, max_tokens=64, row_bytes=1e6) == 128
+
+
+def test_activations_of_one_sequence_of_two_tokens():
+    # linear 34*2*32, attention 5*2*2*4 halves of 4 bytes a layer; logits 3*2*64 in fp32.
+    assert sizing.activation_bytes(MODEL, 1, 2, 4) == 2 * (34 * 2 * 32 * 2 + 5 * 4 * 4 * 2) + 3 * 2 * 64 * 4
+
+
+def test_full_fine_tuning_holds_four_copies_of_everything():
+    sizes = {
+        kind: sizing.run_bytes(
+            model=MODEL, parameters=1_000_000, rl=RLConfig(tuning={"type": kind}), row_bytes=40
+        )
+        for kind in ("lora", "full")
+    }
+    adapter = sizing.lora_parameters(MODEL, LoRA())
+    assert sizes["full"] - sizes["lora"] == (1_000_000 - adapter) * 16
+
+
+def test_lora_jobs_share_a_base_and_full_ones_nothing():
+    lora = sizing.weights_key(model_key="tiny", job_key="ftjob-1", spec=spec("tiny", "f"))
+    assert lora == sizing.weights_key(model_key="tiny", job_key="ftjob-2", spec=spec("tiny", "f"))
+    assert lora != sizing.weights_key(model_key="tiny", job_key="j", spec=spec("tiny", "f", precision="fp32"))
+    full = spec("tiny", "f", tuning={"type": "full"})
+    assert sizing.weights_key(model_key="tiny", job_key="ftjob-1", spec=full) == "ftjob-1"
+    assert (sizing.weights_bytes(10, "bf16"), sizing.weights_bytes(10, "auto")) == (20, 40)

@@ -1,0 +1,129 @@
+"""The check of the rows, as Celery runs it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import psycopg
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from backend.jobs import tasks
+from backend.jobs.models import Job, Transition
+from backend.jobs.states import JobStatus, Reason
+from tests import factories
+
+ROWS = factories.rows_with_answers(8)
+
+
+def validating(acme, tmp_path, rows=None, **fields) -> Job:
+    file = factories.file(acme.organization, tmp_path, rows=rows or ROWS)
+    return factories.job(
+        acme.organization, tmp_path, status=JobStatus.VALIDATING, training_file=file, **fields
+    )
+
+
+def checked(job: Job) -> Job:
+    tasks.validate_job(job.pk)
+    job.refresh_from_db()
+    return job
+
+
+def test_good_data_queue_the_job(acme, tmp_path):
+    job = checked(validating(acme, tmp_path))
+    assert (job.status, job.reason) == (JobStatus.QUEUED, Reason.DATA_ACCEPTED)
+    assert job.queued_at is not None
+    assert Transition.objects.get(job=job).actor == "validator"
+
+
+def test_a_field_missing_in_row_7_fails_it(acme, tmp_path):
+    rows = [dict(row) for row in ROWS]
+    del rows[6]["answer"]
+    job = checked(validating(acme, tmp_path, rows))
+    assert (job.status, job.reason, job.error_param) == ("failed", "invalid_data", "training_file")
+    assert job.detail.startswith("row 7: ") and "item.answer" in job.detail
+
+
+def test_a_prompt_longer_than_the_context_fails_it(acme, tmp_path):
+    # A token a character, a context of 128, 64 of them for the completion.
+    rows = [*ROWS[:2], factories.row("x" * 65, answer="1")]
+    job = checked(validating(acme, tmp_path, rows))
+    assert job.detail == "row 3: the prompt has 65 tokens, the limit is 64"
+
+
+def test_a_prompt_that_just_fits_is_fine(acme, tmp_path):
+    assert checked(validating(acme, tmp_path, [factories.row("x" * 64, answer="1")])).status == "queued"
+
+
+def test_content_that_is_gone_fails_it(acme, tmp_path):
+    job = validating(acme, tmp_path)
+    (tmp_path / job.training_file.filename).unlink()
+    assert checked(job).detail == "the file's content is gone"
+
+
+def test_an_error_of_ours_is_told_as_one(acme, tmp_path, monkeypatch):
+    def broken(job):
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(tasks, "data_problem", broken)
+    job = checked(validating(acme, tmp_path))
+    assert (job.status, job.reason) == ("failed", "internal")
+    assert "boom" not in job.detail
+
+
+def test_checked_twice_is_checked_once(acme, tmp_path):
+    job = validating(acme, tmp_path)
+    checked(job)
+    checked(job)
+    assert Transition.objects.filter(job=job).count() == 1
+
+
+def test_a_job_cancelled_during_the_check_stays_cancelled(acme, tmp_path, monkeypatch):
+    job = validating(acme, tmp_path)
+
+    def cancelled_meanwhile(row):
+        Job.objects.filter(pk=job.pk).update(status=JobStatus.CANCELLED)
+
+    monkeypatch.setattr(tasks, "data_problem", cancelled_meanwhile)
+    assert checked(job).status == JobStatus.CANCELLED
+    assert not Transition.objects.exists()
+
+
+def test_only_one_checks_at_a_time(acme, tmp_path):
+    job = validating(acme, tmp_path)
+    parameters = connection.get_connection_params()
+    names = ("host", "port", "dbname", "user", "password")
+    with psycopg.connect(**{name: parameters[name] for name in names if name in parameters}) as other:
+        other.execute("SELECT pg_advisory_lock(%s, %s)", [tasks.LOCK_CLASS, job.pk])
+        assert checked(job).status == JobStatus.VALIDATING
+        other.execute("SELECT pg_advisory_unlock(%s, %s)", [tasks.LOCK_CLASS, job.pk])
+        assert checked(job).status == JobStatus.QUEUED
+
+
+@pytest.mark.parametrize(
+    ("age", "status", "sent"),
+    [
+        (timedelta(seconds=30), JobStatus.VALIDATING, False),
+        (timedelta(seconds=90), JobStatus.VALIDATING, True),
+        (timedelta(seconds=90), JobStatus.QUEUED, False),
+    ],
+)
+def test_the_sweep_sends_what_the_broker_lost(age, status, sent, acme, tmp_path, monkeypatch):
+    job = factories.job(acme.organization, tmp_path, status=status)
+    Job.objects.filter(pk=job.pk).update(created_at=timezone.now() - age)
+    delayed = []
+    monkeypatch.setattr(tasks.validate_job, "delay", delayed.append)
+    tasks.validations_sweep()
+    assert delayed == ([job.pk] if sent else [])
+
+
+def test_the_sweep_gives_up_after_an_hour(acme, northwind, tmp_path, monkeypatch):
+    job = factories.job(acme.organization, tmp_path, status=JobStatus.VALIDATING)
+    fresh = factories.job(northwind.organization, tmp_path, status=JobStatus.VALIDATING)
+    Job.objects.filter(pk=job.pk).update(created_at=timezone.now() - timedelta(hours=2))
+    monkeypatch.setattr(tasks.validate_job, "delay", lambda pk: pytest.fail("sent again"))
+    tasks.validations_sweep()
+    job.refresh_from_db()
+    fresh.refresh_from_db()
+    assert (job.status, job.reason, fresh.status) == ("failed", "internal", "validating_files")
