@@ -51,8 +51,8 @@ def down(var: Path) -> bool:
 
 def main() -> None:
     var = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else paths.var_dir()
-    # Tests keep services in folders of their own below var/.
-    for folder in (var, *(run.parent for run in sorted(var.glob("*/run")))):
+    # Test runs keep services in folders of their own below var/.
+    for folder in (var, *(run.parent for run in sorted(var.glob("test/*/run")))):
         if folder.is_dir() and down(folder):
             print(f"stopped what ran in {folder}")
 
