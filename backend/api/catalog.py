@@ -12,7 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from backend.api import shapes
-from backend.api.base import FORM_BYTES, ApiView, actor_of, listed, whole
+from backend.api.base import FORM_BYTES, ApiView, actor_of, listed, one_of, whole
 from backend.api.downloads import download, file_chunks
 from backend.catalog.access import file_access, model_access
 from backend.catalog.selectors import datasets_all, files_page, models_all
@@ -31,7 +31,7 @@ class Files(ApiView):
             actor_of(request).organization,
             limit=whole(request, "limit", 20),
             after=request.query_params.get("after"),
-            purpose=request.query_params.get("purpose"),
+            purpose=one_of(request, "purpose", [PURPOSE]),
         )
         return Response(listed(page.items, shapes.file, has_more=page.has_more))
 

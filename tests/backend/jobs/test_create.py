@@ -241,6 +241,6 @@ def test_a_file_deleted_meanwhile_makes_no_job(acme, model, file, monkeypatch):
 
 
 def test_the_number_of_queries_is_known(acme, model, file, django_assert_num_queries):
-    # Key, model, file; savepoint, lock, job, transition, the event (savepoint, seq, row, bell, release), release.
+    # Key, model, file; savepoint, lock, job, transition, event (savepoint, seq, row, bell, release), release.
     with django_assert_num_queries(13):
         job_create(actor=acme.member, request=body(file.public_id), idempotency_key="k")
