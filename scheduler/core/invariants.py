@@ -240,12 +240,16 @@ def check_plan(snapshot: Snapshot, plan: Plan, policy: Policy | None = None) -> 
 
 
 def _out_of_turn(snapshot: Snapshot, action: Evict, rest: tuple[Action, ...]) -> list[str]:
-    """Idle weights used less recently than the evicted, but for those that newcomers will use."""
+    """Idle weights used less recently than the evicted, but for those that newcomers will use.
+
+    Pipelines that lost a home are newcomers too, wherever memory is set aside for them.
+    """
+    ready = {d.name for d in snapshot.devices if d.state is DeviceState.READY}
     jobs = {a.job for a in rest if isinstance(a, Admit)}
     moved = {a.pipeline for a in rest if isinstance(a, Place)}
     in_use = {p.weights_key for p in snapshot.pipelines if action.device in p.home}
     in_use |= {j.weights_key for j in snapshot.queue if j.id in jobs}
-    in_use |= {p.weights_key for p in snapshot.pipelines if p.id in moved}
+    in_use |= {p.weights_key for p in snapshot.pipelines if p.id in moved or not ready.issuperset(p.home)}
     idle = {
         r.weights_key: r.last_used
         for r in snapshot.residents

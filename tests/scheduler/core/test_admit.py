@@ -122,7 +122,7 @@ def test_a_thousand_queued_jobs_do_not_keep_out_the_one_of_another_tenant():
 def test_idle_weights_are_evicted_least_recently_used_first_and_only_as_needed():
     snapshot = Snapshot(
         now=100,
-        devices=(device("d1", 12),),
+        devices=(device("d1", 11.5),),
         tenants=ONE,
         queue=(job("j", key="own", weights=5, run=1),),
         pipelines=(pipeline(1, "d1", weights=2, run=0.5),),
@@ -133,7 +133,7 @@ def test_idle_weights_are_evicted_least_recently_used_first_and_only_as_needed()
         ),
     )
     decided = decide(snapshot)
-    # 2.5 used + 6 idle + 6 asked = 14.5 of 12: taking "old" is enough.
+    # 2.5 used + 6 idle + 6 asked = 14.5 of 11.5: taking the 3 of "old" is exactly enough.
     assert evicted(decided) == ["old@d1"]
     assert admitted(decided) == {"j": "d1"}
 
@@ -239,6 +239,21 @@ def test_quota_is_a_ceiling_and_says_what_is_in_use():
         "b4": "your organization's limit of 3 devices is taken: 1 of its jobs ahead",
     }
     assert {r.code for r in decided.refusals} == {RefusalCode.QUOTA}
+
+
+def test_a_job_that_waits_for_memory_keeps_its_claim_on_the_quota():
+    snapshot = Snapshot(
+        now=0,
+        devices=(device("d1"), device("d2")),
+        tenants=(Tenant(1, max_devices=1), Tenant(2)),
+        queue=(job("large", submitted=1, weights=9, key="own"), job("small", submitted=2)),
+        pipelines=(pipeline(1, "d1", tenant=2), pipeline(2, "d2", tenant=2)),
+    )
+    decided = decide(snapshot)
+    assert admitted(decided) == {}
+    assert refused(decided, "large").code is RefusalCode.MEMORY
+    assert refused(decided, "small").code is RefusalCode.QUOTA
+    assert refused(decided, "small").ahead == 1
 
 
 def test_admitted_jobs_leave_the_queue_and_take_the_next_pipeline_id():

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler.core.plan import plan
 from scheduler.core.state import DeviceState, Kind, NodeState, RefusalCode, Snapshot, Tenant
 from scheduler.core.world import at, end, offer, set_device
 from tests.scheduler.core.build import (
+    POLICY,
     act,
     complete,
     decide,
@@ -250,6 +252,53 @@ def test_quota_is_a_ceiling_on_held_devices():
     assert placed(decided) == {}
     assert refused(decided, 2).text == "your organization's limit of 1 device is in use"
     assert refused(decided, 3).text == "your organization's limit of 1 device is taken: 1 of its jobs ahead"
+
+
+def test_a_gang_over_quota_is_not_overtaken_by_smaller_ones_of_its_tenant():
+    snapshot = world(
+        pipeline(1, "d1", holds=True),
+        pipeline(2, "d2 d3"),
+        pipeline(3, "d4"),
+        devices="d1 d2 d3 d4",
+        tenants=(Tenant(1, max_devices=2),),
+    )
+    decided = decide(snapshot)
+    assert placed(decided) == {}
+    assert refused(decided, 2).text == "needs 2 devices, your organization's limit of 2 leaves 1"
+    assert refused(decided, 3).code is RefusalCode.QUOTA
+    assert placed(decide(complete(snapshot, 1))) == {2: "d2 d3"}
+
+
+def test_a_device_on_which_something_still_computes_is_not_free():
+    """A holder's row may be gone before its sub-stage is: nobody gets the device until that has ended."""
+    snapshot = world(pipeline(1, "d1"), pipeline(2, "d1"))
+    left_over = node(1, kind=Kind.UPDATE, state=NodeState.RUNNING, device="d1", share=1.0)
+    assert placed(plan(replace(snapshot, nodes=(*snapshot.nodes, left_over)), POLICY)) == {}
+
+
+def test_what_a_waiting_gang_cannot_use_is_open_to_all():
+    snapshot = world(
+        pipeline(1, "d1 d2 d4", submitted=0.0),
+        pipeline(2, "d3", holds=True),
+        pipeline(3, "d3"),
+        devices="d1 d2 d3 d4",
+    )
+    snapshot = set_device(set_device(snapshot, "d2", DeviceState.LOST), "d4", DeviceState.LOST)
+    assert placed(decide(snapshot)) == {3: "d1"}
+
+
+def test_memory_that_a_move_leaves_behind_is_free_again():
+    """Pipeline 3 must leave d3. It could live on d1 once pipeline 2 went to d2, so it waits for a turn only."""
+    snapshot = world(
+        pipeline(1, "d1", holds=True),
+        pipeline(2, "d1", key="own-2"),
+        pipeline(3, "d3", key="own-3"),
+        devices="d1 d2 d3",
+    )
+    devices = (device("d1", 10), device("d2", 5), device("d3", 10, state=DeviceState.LOST))
+    decided = decide(replace(snapshot, devices=devices))
+    assert placed(decided) == {2: "d2"}
+    assert refused(decided, 3).code is RefusalCode.TURN
 
 
 def test_no_move_goes_to_a_device_whose_memory_is_kept_for_a_waiting_job():
