@@ -73,6 +73,8 @@ CHARTS = (
     Chart(COST, "Cost", "#009e73", digits=4, tick="$"),
     Chart("mismatch", "Engine–trainer mismatch", "#a3406f", digits=4),
     Chart("grad_norm", "Gradient norm", "#56b4e9"),
+    Chart("clip_fraction", "Clipped tokens", "#d55e00"),
+    Chart("zero_variance_groups", "Groups that teach nothing", "#0072b2"),
 )
 BY_KEY = {chart.key: chart for chart in CHARTS}
 
@@ -260,7 +262,7 @@ def _timeline_layout(lanes: Sequence[str]) -> dict[str, Any]:
         "height": 150 + 56 * max(1, len(lanes)),
         "margin": {"l": 16, "r": 12, "t": 8, "b": 40},
         "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
-        "xaxis": {"type": "date", "title": {"text": "UTC", "standoff": 4}, "nticks": 6},
+        "xaxis": {"type": "date", "title": {"text": "UTC", "standoff": 4}, "nticks": 6, "tickangle": 0},
         "yaxis": {
             "tickvals": list(range(len(lanes))),
             "ticktext": list(lanes),

@@ -15,7 +15,7 @@ from backend.catalog.selectors import datasets_all, models_all
 from backend.common.errors import InvalidRequest, ServiceError
 from backend.jobs.access import job_access
 from backend.jobs.models import Event, Job, Sample
-from backend.jobs.selectors import job_checkpoints, job_events_page, job_metrics, job_samples, jobs_page
+from backend.jobs.selectors import job_checkpoints, job_metrics, job_samples, jobs_page
 from backend.jobs.services import job_cancel
 from backend.metering.selectors import job_cost, job_live_cost
 from backend.pool.selectors import job_timeline
@@ -23,9 +23,9 @@ from backend.tenants.access import Actor
 from frontend.web import figures, rows, spec_form, words
 from frontend.web.doors import for_members, page
 from frontend.web.new_job import curl
+from workers.spec import JobSpec
 
 JOBS_PER_PAGE = 25
-EVENTS_SHOWN = 100
 TIMELINE_ROWS = 1500
 #: Spans the timeline offers, in minutes.
 TIMELINE_SPANS = (2, 10, 60)
@@ -36,6 +36,7 @@ EVENT_TYPES = (
     (Event.Type.CHECKPOINT, "Checkpoints", True),
     (Event.Type.METRICS, "Steps", False),
     (Event.Type.SUBSTAGE, "Sub-stages", False),
+    (Event.Type.COST, "Cost", False),
 )
 
 
@@ -92,17 +93,17 @@ def _with_sparks(found: list[Job]) -> list[Job]:
 @for_members
 def job(request: HttpRequest, actor: Actor, job_id: str) -> HttpResponse:
     found = job_access(actor, job_id)
-    events = job_events_page(found, limit=EVENTS_SHOWN)
+    events = rows.recent_events(found)
+    spec = JobSpec.model_validate(found.spec).model_dump(mode="json")
     context = {
         **_header(actor, found),
         "figures": _figures(found),
         "charts": figures.CHARTS,
-        "events": events.items,
-        "seen": events.items[0].seq if events.items else 0,
-        "earlier_events": events.has_more,
+        "events": events,
+        "seen": events[0].seq if events else 0,
         "checkpoints": job_checkpoints(found),
-        "config": _config(found),
-        "spec": found.spec,
+        "config": _config(spec),
+        "spec": spec,
         "event_types": EVENT_TYPES,
         "spans": TIMELINE_SPANS,
     }
@@ -230,9 +231,8 @@ def job_cost_part(request: HttpRequest, actor: Actor, job_id: str) -> HttpRespon
     return render(request, "web/part/cost.html", {"job": found, "kinds": kinds, "total": costs["total"]})
 
 
-def _config(found: Job) -> list[tuple[str, list[tuple[str, Any]]]]:
-    """The resolved spec as headed lists of (name, value)."""
-    spec = found.spec
+def _config(spec: dict[str, Any]) -> list[tuple[str, list[tuple[str, Any]]]]:
+    """The resolved spec as headed lists of (name, value), in the order of its fields."""
     head = [(name, spec.get(name)) for name in ("model", "training_file", "seed", "suffix")]
     sections = [("Job", head), ("Grader", list(spec["grader"].items()))]
     rl = spec["rl"]

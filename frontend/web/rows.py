@@ -8,13 +8,15 @@ from typing import Any
 from django.db.models import F, Max, Min, Sum
 
 from backend.jobs.access import jobs
-from backend.jobs.models import Job, Sample, StepMetrics
+from backend.jobs.models import Event, Job, Sample, StepMetrics
 from backend.metering.selectors import BILLED
 from backend.tenants.models import Organization
 
 #: Steps a sparkline shows, and over which the pace of a job is taken.
 SPARK_STEPS = 60
 PACE_STEPS = 5
+#: Events of each type that the job page begins with; ``job.js`` keeps as many.
+EVENTS_PER_TYPE = 60
 
 
 def changed_ids(organization: Organization, pks: Iterable[int]) -> list[str]:
@@ -43,6 +45,12 @@ def recent_rewards(of: Sequence[Job]) -> Mapping[int, list[float]]:
 def newest_values(job: Job) -> list[dict[str, float]]:
     """Metrics of the last ``PACE_STEPS`` steps, newest first."""
     return list(job.step_metrics.order_by("-step").values_list("values", flat=True)[:PACE_STEPS])
+
+
+def recent_events(job: Job) -> list[Event]:
+    """The newest ``EVENTS_PER_TYPE`` of each type, newest first: sub-stages must not crowd out the story."""
+    newest = [job.events.filter(type=type).order_by("-seq")[:EVENTS_PER_TYPE] for type in Event.Type.values]
+    return sorted((event for events in newest for event in events), key=lambda event: -event.seq)
 
 
 def cost_by_step(job: Job) -> list[tuple[int, int]]:

@@ -258,7 +258,7 @@ def _read(knob: Knob, data: QueryDict) -> Any:
     text = text.strip()
     if text == "":
         return None
-    return number(text, knob.kind) if knob.kind in {"integer", "number"} else text
+    return number(text) if knob.kind in {"integer", "number"} else text
 
 
 #: A line cannot hold a line feed, so it is written as in a program: ``\\n``.
@@ -269,7 +269,7 @@ def _unescape(match: re.Match[str]) -> str:
     return "\n" if match[1] == "n" else "\\"
 
 
-def number(text: str, kind: str) -> int | float | str:
+def number(text: str) -> int | float | str:
     try:
         return int(text)
     except ValueError:

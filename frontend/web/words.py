@@ -150,11 +150,13 @@ def event_text(event: Event) -> str:
     data = event.data
     if event.type == Event.Type.METRICS:
         reward, loss = (data["values"].get(name) for name in ("reward", "loss"))
-        return f"Step {data['step'] + 1} trained: reward {reading(reward)}, loss {reading(loss, 4)}."
+        return f"Step {data['step']} trained: reward {reading(reward)}, loss {reading(loss, 4)}."
     if event.type == Event.Type.SUBSTAGE:
         where, seconds = data["device"] or "the host", data["ended_at"] - data["started_at"]
-        return f"Step {data['step'] + 1}: {data['kind']} on {where}, {seconds:.2f} s."
-    return ", ".join(f"{name} {value}" for name, value in data.items())
+        return f"Step {data['step']}: {data['kind']} on {where}, {seconds:.2f} s."
+    if event.type == Event.Type.COST:
+        return f"{usd(data['cost_micro_usd'])} so far."
+    return ""
 
 
 def setting(value: Any) -> str:

@@ -1,7 +1,7 @@
 // The job page: charts, fragments and events follow the job's stream.
 import { openStream, throttled } from "./live.js";
 
-const MAX_EVENTS = 300;
+const MAX_EVENTS_PER_TYPE = 60;
 const page = document.getElementById("job");
 const state = JSON.parse(document.getElementById("figures").textContent);
 let lastStep = state.last_step;
@@ -20,7 +20,7 @@ function select(tab, { focus = false } = {}) {
   if (focus) tab.focus();
   const name = tab.getAttribute("aria-controls");
   history.replaceState(null, "", name === "metrics" ? location.pathname : `#${name}`);
-  if (name === "metrics") charts().forEach((plot) => Plotly.Plots.resize(plot));
+  if (name === "metrics") charts().forEach((plot) => plot.data && Plotly.Plots.resize(plot));
   if (name === "timeline") drawTimeline();
   if (name === "samples" || name === "cost") htmx.trigger(`#${name}`, "open");
 }
@@ -97,10 +97,15 @@ function draw(plot, figure) {
 }
 
 function drawCharts(figures) {
-  for (const plot of charts()) {
-    draw(plot, figures[plot.dataset.chart]);
-    showLatest(plot);
-  }
+  for (const plot of charts()) drawChart(plot, figures[plot.dataset.chart]);
+}
+
+// A chart without a point keeps its words instead of empty axes.
+function drawChart(plot, figure) {
+  if (!figure.data.at(-1).y.length) return;
+  if (!plot.data) plot.textContent = "";
+  draw(plot, figure);
+  showLatest(plot);
 }
 
 function showLatest(plot) {
@@ -117,16 +122,17 @@ async function getJson(url) {
 }
 
 async function extendCharts() {
+  if (lastStep < 0) return redrawCharts();
   const { points, cost, last_step } = await getJson(`${page.dataset.points}?after=${lastStep}`);
   for (const plot of charts()) {
     const key = plot.dataset.chart;
     if (key === "cost") {
-      await draw(plot, cost);
+      drawChart(plot, cost);
     } else if (points[key].x[0].length) {
       const traces = points[key].x.map((_, index) => index);
       await Plotly.extendTraces(plot, points[key], traces, state.max_points);
+      showLatest(plot);
     }
-    showLatest(plot);
   }
   lastStep = last_step;
 }
@@ -192,7 +198,8 @@ function addEvent(event) {
   row.querySelector(".said").textContent = event.text;
   row.hidden = !document.querySelector(`[data-event-filter] input[value="${event.type}"]`)?.checked;
   events.prepend(row);
-  while (events.children.length > MAX_EVENTS) events.lastElementChild.remove();
+  const alike = events.querySelectorAll(`[data-type="${event.type}"]`);
+  if (alike.length > MAX_EVENTS_PER_TYPE) alike[alike.length - 1].remove();
 }
 
 // ---------------------------------------------------------------- the stream
