@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from infra.embedded import paths, postgres, processes, ray_head, sweep, valkey
+from infra.embedded import hold, paths, postgres, processes, ray_head, sweep, valkey
 
 _OWN_VAR: Path | None = None
 
@@ -39,16 +37,10 @@ def services_var() -> Iterator[Path]:
     if _OWN_VAR is not None:
         _remove_dead_runs(_OWN_VAR.parent)
     var.mkdir(parents=True, exist_ok=True)
-    guard = subprocess.Popen(
-        [sys.executable, "-m", "infra.embedded.guard", str(var)],
-        stdin=subprocess.PIPE,
-        start_new_session=True,
-        cwd=paths.PROJECT,
-    )
+    guard = hold.start_guard(var)
     yield var
     sweep.everything(var)
-    guard.kill()
-    guard.communicate()
+    hold.dismiss_guard(guard)
     if _OWN_VAR is not None:
         shutil.rmtree(_OWN_VAR, ignore_errors=True)
 

@@ -11,29 +11,22 @@ guard process stops what it left.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import http.client
 import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import IO, Self, TextIO
+from typing import Self, TextIO
 
-from infra.embedded import paths, postgres, processes, ray_head, sweep, valkey
+from infra.embedded import paths, postgres, ray_head, valkey
+from infra.embedded.hold import Hold
 from infra.embedded.supervisor import Console, Program, StartFailed, Stopped, Supervisor
-
-_GUARD_SECONDS = 30.0
-
-
-class AlreadyRunning(StartFailed):
-    """Another stack holds this ``var/``."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +35,12 @@ class SignIn:
     password: str
 
 
-def is_given(name: str, env: Mapping[str, str]) -> bool:
-    """Whether a service of the user's own replaces the embedded one."""
-    return bool(env.get(name) or env.get(f"{name}_FILE"))
+def embedded(env: Mapping[str, str]) -> tuple[ModuleType, ...]:
+    """The services that nothing in the environment replaces, in the order of their start."""
+    services = {"DATABASE_URL": postgres, "REDIS_URL": valkey, "RAY_ADDRESS": ray_head}
+    return tuple(
+        service for name, service in services.items() if not (env.get(name) or env.get(f"{name}_FILE"))
+    )
 
 
 class Stack:
@@ -71,8 +67,7 @@ class Stack:
         self._console = Console(console)
         self._supervisor = Supervisor(self.var, {}, paths.PROJECT, self._console)
         self._services: list[ModuleType] = []
-        self._lock: IO[str] | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
+        self._hold = Hold(self.var)
         self._watcher: threading.Thread | None = None
         self._deferring = False
         self._old_handlers: dict[signal.Signals, object] = {}
@@ -118,7 +113,7 @@ class Stack:
         self._take_signals()
         try:
             with self._deferred():
-                self._acquire()
+                self._hold.take()
                 self._start_all()
         except Stopped:
             self.stop()
@@ -135,6 +130,9 @@ class Stack:
         """Stop all, the last started first; a second Ctrl-C skips the politeness. Safe to call again."""
         with self._deferred():
             self._supervisor.stop()
+            # It may be in the middle of bringing a service back.
+            if self._watcher is not None:
+                self._watcher.join()
             while self._services:
                 service = self._services.pop()
                 self._say(f"stopping {service.__name__.rpartition('.')[2]}")
@@ -142,7 +140,7 @@ class Stack:
                     service.stop(self.var)
                 except (OSError, RuntimeError) as error:
                     self._say(str(error))
-            self._release()
+            self._hold.release()
         self._give_signals_back()
 
     # ------------------------------------------------------------ one after another
@@ -150,61 +148,18 @@ class Stack:
     def _say(self, text: str) -> None:
         self._console.line("up", text)
 
-    def _acquire(self) -> None:
-        """Take the folder's lock; end what an earlier, killed stack left; set the guard."""
-        self.var.mkdir(parents=True, exist_ok=True)
-        path = sweep.up_lock(self.var)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        lock = path.open("a")
-
-        def is_ours() -> bool:
-            if processes.try_lock(lock.fileno()):
-                return True
-            if pid := processes.recall(sweep.up_record(self.var)):
-                lock.close()
-                raise AlreadyRunning(
-                    f"already running in {self.var} (process {pid}); stop it with `python manage.py down`"
-                )
-            return False
-
-        if not processes.wait_until(is_ours, _GUARD_SECONDS, pause=0.1):
-            lock.close()
-            raise AlreadyRunning(f"another process has held {path} for {_GUARD_SECONDS:.0f} seconds")
-        self._lock = lock
-        processes.remember(sweep.up_record(self.var), os.getpid())
-        sweep.programs(self.var)
-        self._guard = subprocess.Popen(
-            [sys.executable, "-m", "infra.embedded.guard", str(self.var)],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-            cwd=paths.PROJECT,
-        )
-
-    def _release(self) -> None:
-        if self._guard is not None:
-            self._guard.kill()
-            self._guard.wait(timeout=10)
-            assert self._guard.stdin is not None
-            self._guard.stdin.close()
-            self._guard = None
-        if self._lock is not None:
-            sweep.up_record(self.var).unlink(missing_ok=True)
-            fcntl.flock(self._lock.fileno(), fcntl.LOCK_UN)
-            self._lock.close()
-            self._lock = None
-
     def _start_all(self) -> None:
         self._choose_port()
         supervisor = self._supervisor
         supervisor.env = self._environment()
-        if not is_given("DATABASE_URL", os.environ):
-            self._bring_up(postgres)
-        if not is_given("REDIS_URL", os.environ):
-            self._bring_up(valkey)
+        services = embedded(os.environ)
+        for service in services:
+            if service is not ray_head:
+                self._bring_up(service)
         manage = (sys.executable, str(paths.PROJECT / "manage.py"))
         supervisor.run("migrate", [*manage, "migrate", "--no-input", "--verbosity", "1"], 300)
         supervisor.run("bootstrap", [*manage, "bootstrap", *(["--models"] if self.models else [])], 600)
-        if not is_given("RAY_ADDRESS", os.environ):
+        if ray_head in services:
             self._bring_up(ray_head)
             supervisor.env |= ray_head.environment(self.var)
         self._watcher = threading.Thread(target=self._watch_services, name="services", daemon=True)

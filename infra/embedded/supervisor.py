@@ -27,7 +27,7 @@ from infra.embedded import processes
 
 RESTARTS = 5
 WINDOW = 120.0
-_FIRST_PAUSE = 0.5
+FIRST_PAUSE = 0.5
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 
 
@@ -88,8 +88,16 @@ class _Child:
 class Supervisor:
     """Not started again once stopped. ``stop`` may be called from any thread and more than once."""
 
-    def __init__(self, var: Path, env: Mapping[str, str], cwd: Path, console: Console) -> None:
+    def __init__(
+        self,
+        var: Path,
+        env: Mapping[str, str],
+        cwd: Path,
+        console: Console,
+        first_pause: float = FIRST_PAUSE,
+    ) -> None:
         self.var = var
+        self.first_pause = first_pause
         self.env = dict(env)
         self.cwd = cwd
         self.console = console
@@ -287,7 +295,7 @@ class Supervisor:
                     f"{self._log(child)}:\n{processes.tail(self._log(child))}"
                 )
                 return
-            pause = _FIRST_PAUSE * 2 ** (len(child.starts) - 1)
+            pause = self.first_pause * 2 ** (len(child.starts) - 1)
             self.console.line("up", f"{name} {how}; starting it again in {pause:.1f} s")
             child.start_at = now + pause
 
