@@ -1,8 +1,8 @@
 """KV cache: one rectangle of rows x tokens per run.
 
-A run's sequences are alike in length, and different runs need not be: a rectangle per run wastes little and lets
-attention read plain slices. Running sequences always fill the first rows; a row that ends is overwritten by the
-last one. One token of cache takes 2 x layers x kv_heads x head_dim numbers.
+A run's sequences are alike in length, and different runs need not be: a rectangle per run wastes little and
+lets attention read plain slices. Running sequences always fill the first rows; a row that ends is overwritten
+by the last one. One token of cache takes 2 x layers x kv_heads x head_dim numbers.
 """
 
 from __future__ import annotations
@@ -35,11 +35,14 @@ class Pool:
         return self.rows * self.length
 
     def resize(self, rows: int, length: int, used: int) -> None:
-        """Room for ``rows`` of ``length``, the first ``used`` rows kept; layer by layer, so that little is held twice."""
+        """Room for ``rows`` of ``length``, the first ``used`` rows kept; layer by layer, so that little is
+        held twice.
+        """
         kept = min(length, self.length)
         for tensors in (self.keys, self.values):
             for index, old in enumerate(tensors):
-                # Zeros, not empty: a masked place still enters as 0 x value, which garbage could turn into NaN.
+                # Zeros, not empty: a masked place still enters as 0 x value, which garbage could turn into
+                # NaN.
                 new = old.new_zeros(rows, old.shape[1], length, old.shape[3])
                 new[:used, :, :kept] = old[:used, :, :kept]
                 tensors[index] = new
@@ -56,7 +59,7 @@ def rounded(length: int) -> int:
 
 
 def prefill_attention(batch: PackedBatch, pool: Pool, source: Tensor, rows: Tensor, places: Tensor) -> Attend:
-    """Packed attention that also writes flat token ``source[i]`` to place ``places[i]`` of row ``rows[i]``."""
+    """Packed attention; also caches flat token ``source[i]`` at place ``places[i]`` of row ``rows[i]``."""
     inner = packed_attention(batch)
 
     def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -70,7 +73,8 @@ def prefill_attention(batch: PackedBatch, pool: Pool, source: Tensor, rows: Tens
 def decode_attention(parts: Sequence[tuple[Pool, Tensor]]) -> Attend:
     """One new token per row: ``parts`` are each pool and the place of its rows' new token, [n].
 
-    The batch's tokens are the pools' rows in order. The query heads that share a key head are the query length.
+    The batch's tokens are the pools' rows in order. The query heads that share a key head are the query
+    length.
     """
     prepared = []
     start = 0

@@ -1,8 +1,9 @@
 """One decoder for the rollout engine and the trainer, so that both compute the same log-probabilities.
 
-Tokens of all sequences lie flat, without padding, through every linear layer; only attention knows which token
-belongs to which sequence, and it is passed in (``Attend``): over a packed batch (``packed.py``) or over a KV cache
-(``cache.py``). The residual stream and the norms are fp32, matrix products are in the weights' type.
+Tokens of all sequences lie flat, without padding, through every linear layer; only attention knows which
+token belongs to which sequence, and it is passed in (``Attend``): over a packed batch (``packed.py``) or over
+a KV cache (``cache.py``). The residual stream and the norms are fp32, matrix products are in the weights'
+type.
 
 Dimensions: T tokens of the batch, H query heads, K key-value heads, D head size, C columns of an adapter.
 """
@@ -29,8 +30,8 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 class LowRank:
     """Adapter of one stored matrix, for one or several adapters side by side.
 
-    ``down`` [C, in], ``up`` [out, C] with the scaling already in it. ``mask`` [T, C] says which columns a token
-    may use; None when there is one adapter and every token has it.
+    ``down`` [C, in], ``up`` [out, C] with the scaling already in it. ``mask`` [T, C] says which columns a
+    token may use; None when there is one adapter and every token has it.
     """
 
     down: Tensor

@@ -4,13 +4,14 @@
                  ▲                    │
                  └──── import_ ◄── export (tokens only; keys and values are computed again)
 
-Every decode step advances all rows of the asked runs by one token in one forward pass, each row with its own run's
-adapter. Prompts shared by a group are computed once. The engine is driven from outside: it computes only inside
-``prefill`` and ``decode``, which return as soon as their boundary is reached or the caller says stop.
+Every decode step advances all rows of the asked runs by one token in one forward pass, each row with its own
+run's adapter. Prompts shared by a group are computed once. The engine is driven from outside: it computes
+only inside ``prefill`` and ``decode``, which return as soon as their boundary is reached or the caller says
+stop.
 
-Memory: the base weights (twice on a CPU in bf16: a blocked copy for speed) plus at most ``kv_tokens`` tokens of KV
-cache (``cache.py``), of which a sequence reserves its prompt and ``max_tokens``: a running sequence never has to be
-thrown out. Not thread-safe.
+Memory: the base weights (twice on a CPU in bf16: a blocked copy for speed) plus at most ``kv_tokens`` tokens
+of KV cache (``cache.py``), of which a sequence reserves its prompt and ``max_tokens``: a running sequence
+never has to be thrown out. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from workers.engines.cache import Pool, decode_attention, prefill_attention, rounded
+from workers.engines.cache import ROUND, Pool, decode_attention, prefill_attention, rounded
 from workers.engines.decoder import Adapters, head_logits, hidden_states
 from workers.engines.lora import check, join, side_by_side
 from workers.engines.packed import pack
@@ -102,7 +103,9 @@ class TorchEngine:
         return None
 
     def load_weights(self, run_key: str, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """Full fine-tuning: new base weights under Hugging Face's names. The engine then serves this run only."""
+        """Full fine-tuning: new base weights under Hugging Face's names. The engine then serves this run
+        only.
+        """
         others = [key for key in self._runs if key != run_key]
         if others:
             raise ValueError(f"run {run_key} cannot replace the weights: run {others[0]} computes with them")
@@ -150,7 +153,7 @@ class TorchEngine:
     def _check(self, sequence: Sampled, taken: set[tuple[str, tuple[int, ...]]]) -> None:
         request, config = sequence.request, self._weights.config
         name = f"sequence {request.key} of run {request.run_key}"
-        limit = min(config.context, self._kv_tokens // rounded(1) * rounded(1))
+        limit = min(config.context, self._kv_tokens // ROUND * ROUND)
         if request.run_key not in self._runs:
             raise ValueError(f"{name}: the run is not open")
         if (request.run_key, request.key) in taken:
@@ -166,7 +169,7 @@ class TorchEngine:
                 f"{name}: prompt of {len(request.prompt)} tokens and max_tokens {request.max_tokens} "
                 f"exceed the {limit} tokens of context"
             )
-        if not 0 <= request.temperature or not 0 < request.top_p <= 1:
+        if request.temperature < 0 or not 0 < request.top_p <= 1:
             raise ValueError(f"{name}: temperature must be 0 or more and top_p above 0, at most 1")
         if request.stop and self._tokenizer is None:
             raise ValueError(f"{name}: stop texts need a tokenizer")
@@ -390,7 +393,8 @@ def _finish(row: _Row) -> str | None:
 def _cache_cells(
     prompts: Sequence[tuple[int, ...]], replays: Sequence[tuple[int, Sequence[int]]], first: int
 ) -> tuple[list[int], list[tuple[int, int, int]]]:
-    """For sequences in rows ``first``, ``first + 1``, …: the flat index of each one's last token, and for every
+    """For sequences in rows ``first``, ``first + 1``, …: the flat index of each one's last token, and for
+    every
     token it has (flat index, row, place)."""
     starts = [0]
     for prompt in prompts:

@@ -1,7 +1,7 @@
 """The decoder's small functions with their gradients written out.
 
-Autograd's own gradients of these take two to five times as many passes over memory, which on a CPU is a third of a
-training step. Each function computes in fp32; without gradients the plain forward is called.
+Autograd's own gradients of these take two to five times as many passes over memory, which on a CPU is a third
+of a training step. Each function computes in fp32; without gradients the plain forward is called.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Log-probabilities of chosen tokens from hidden states, without keeping logits.
 
-The loss needs one number per position, yet a position has as many logits as the vocabulary: 2,000 positions of
-SmolLM2 are 400 MB in fp32, several times over in a plain autograd graph. The gradient of a position's log-prob,
+The loss needs one number per position, yet a position has as many logits as the vocabulary: 2,000 positions
+of SmolLM2 are 400 MB in fp32, several times over in a plain autograd graph. The gradient of a position's
+log-prob,
 
     d logprob / d hidden = (head[target] - softmax @ head) / temperature,
 
-does not depend on the loss, so it is made beside the log-prob, chunk by chunk, while the logits are in cache; the
-way back only multiplies it.
+does not depend on the loss, so it is made beside the log-prob, chunk by chunk, while the logits are in cache;
+the way back only multiplies it.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class _ChosenLogprobs(torch.autograd.Function):
 def _softmax_in_place(
     logits: Tensor, targets: Tensor, temperature: float, logprobs: Tensor, entropies: Tensor, scratch: Tensor
 ) -> None:
-    """``logits`` become probabilities; log-probs of the targets and entropies are written where they belong."""
+    """``logits`` become probabilities; log-probs of the targets and entropies are written in place."""
     for start in range(0, len(logits), SLICE):
         part = slice(start, start + SLICE)
         count = len(logits[part])
@@ -85,7 +86,8 @@ def _softmax_in_place(
 def chosen_logprobs(
     hidden_N: Tensor, head: Tensor, targets_N: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """hidden [N, hidden], head [vocab, hidden], targets [N] -> log-probs and entropies [N] at the temperature.
+    """hidden [N, hidden], head [vocab, hidden], targets [N] -> log-probs and entropies [N] at the
+    temperature.
 
     Differentiable in the log-probs; the entropies carry no gradient.
     """

@@ -1,8 +1,8 @@
 """Low-rank adapters (https://arxiv.org/abs/2106.09685) in PEFT's naming, joined for the stored matrices.
 
-PEFT keeps a pair per projection: ``lora_A`` [rank, in] and ``lora_B`` [out, rank]. Projections stored as one matrix
-get one pair too: the A's stacked, the B's on a block diagonal. Several adapters go side by side in the same way,
-and a mask tells each token its own columns, so any mix of adapters is two matrix products.
+PEFT keeps a pair per projection: ``lora_A`` [rank, in] and ``lora_B`` [out, rank]. Projections stored as one
+matrix get one pair too: the A's stacked, the B's on a block diagonal. Several adapters go side by side in the
+same way, and a mask tells each token its own columns, so any mix of adapters is two matrix products.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def shapes(config: ModelConfig, projection: str) -> tuple[int, int]:
 
 
 def check(config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
-    """``ValueError`` for names or shapes that do not belong to the model, and for numbers that are not finite."""
+    """``ValueError`` for names or shapes that do not belong to the model, and for numbers that are not
+    finite.
+    """
     for name, tensor in tensors.items():
         match = NAME.fullmatch(name)
         if match is None or int(match[1]) >= config.layers:
@@ -91,7 +93,8 @@ def _device(tensors: Mapping[str, Tensor]) -> torch.device:
 
 
 def side_by_side(adapters: Sequence[Adapters | None], rows: Sequence[int], layers: int) -> Adapters | None:
-    """Adapters of a batch whose first ``rows[0]`` tokens use ``adapters[0]``, the next ``rows[1]`` the second, …
+    """Adapters of a batch whose first ``rows[0]`` tokens use ``adapters[0]``, the next ``rows[1]`` the
+    second, …
 
     One adapter over all tokens keeps no mask: the plain two products.
     """

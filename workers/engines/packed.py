@@ -2,9 +2,9 @@
 
     flat tokens:  prompt 0 | prompt 1 | … | completion 0 | completion 1 | …        (T tokens, no padding)
 
-A completion's tokens see their own prompt and themselves. Sharing the prompt halves the work of a group-sampled
-batch, exactly: the prompt's hidden states do not depend on what follows them. Dimensions as in ``decoder.py``;
-P prompts, R rows (completions), with padded lengths Lp and Lr inside attention only.
+A completion's tokens see their own prompt and themselves. Sharing the prompt halves the work of a
+group-sampled batch, exactly: the prompt's hidden states do not depend on what follows them. Dimensions as in
+``decoder.py``; P prompts, R rows (completions), with padded lengths Lp and Lr inside attention only.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def pack(
 
 
 def _padding(lengths: Tensor, offset: int) -> tuple[Tensor, Tensor]:
-    """Padded [N, L] -> flat index (padding points at the first token), and the padded places that are real."""
+    """Padded [N, L] -> flat index (padding points at token 0), and the padded places that are real."""
     if not len(lengths) or not int(lengths.max()):
         return torch.zeros(len(lengths), 0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
     places = torch.arange(int(lengths.max()))
@@ -134,7 +134,7 @@ def _flash(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, c
 
 
 def _math(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
-    """Softmax in fp32. The query heads that share a key head lie along the query length: no key is repeated."""
+    """Softmax in fp32. Query heads that share a key head lie along the query length: no key is repeated."""
     rows, length, heads, size = queries.shape
     kv_heads = keys.shape[2]
     shared = heads // kv_heads

@@ -14,7 +14,8 @@ BF16_CPU_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
 def choose_dtype(requested: Literal["auto", "bf16", "fp32"], device: torch.device) -> torch.dtype:
     """``auto`` is bf16 where the device multiplies bf16 natively, fp32 elsewhere.
 
-    Measured on an AVX-512 BF16 core without AMX: matrix products run at about 200 GFLOP/s in bf16 and 95 in fp32.
+    Measured on an AVX-512 BF16 core without AMX: matrix products run at about 200 GFLOP/s in bf16 and 95 in
+    fp32.
     """
     if requested == "bf16":
         return torch.bfloat16

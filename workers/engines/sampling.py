@@ -1,7 +1,7 @@
 """Drawing tokens: counter-based random numbers and the inverse of the cumulative distribution.
 
-A token depends on its logits and on one number hashed from (stream, position). No generator is shared or advanced,
-so batching, pausing and moving a sequence cannot change what it draws.
+A token depends on its logits and on one number hashed from (stream, position). No generator is shared or
+advanced, so batching, pausing and moving a sequence cannot change what it draws.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def sample(
 
 
 def nucleus(mass_NV: Tensor, top_p_N: Tensor) -> Tensor:
-    """Zero outside the smallest set of likeliest tokens that holds ``top_p`` (https://arxiv.org/abs/1904.09751)."""
+    """Zero outside the smallest set of likeliest tokens that holds ``top_p``
+    (https://arxiv.org/abs/1904.09751).
+    """
     ordered, order = mass_NV.sort(dim=1, descending=True, stable=True)
     before = ordered.cumsum(dim=1, dtype=torch.float64) - ordered
     kept = before < top_p_N.double().unsqueeze(1) * ordered.sum(dim=1, keepdim=True, dtype=torch.float64)
@@ -73,10 +75,11 @@ def nucleus(mass_NV: Tensor, top_p_N: Tensor) -> Tensor:
 
 
 def inverse_cdf(mass_NV: Tensor, uniform_N: Tensor) -> Tensor:
-    """The token whose stretch of the cumulative mass, in order of ids, holds ``uniform``; the mass need not sum to 1.
+    """The token whose stretch of the cumulative mass, in order of ids, holds ``uniform``; the mass need not
+    sum to 1.
 
-    In two levels, blocks then tokens of one block: a cumulative sum over the whole vocabulary would cost more than
-    the softmax.
+    In two levels, blocks then tokens of one block: a cumulative sum over the whole vocabulary would cost more
+    than the softmax.
     """
     rows, vocab = mass_NV.shape
     blocks = _block_mass(mass_NV).cumsum(dim=1)

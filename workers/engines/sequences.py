@@ -25,9 +25,9 @@ class Request:
 class Sequence:
     """A request and what has been sampled for it; ``finish`` is None while unfinished.
 
-    ``tokens`` are kept as sampled, the one that stopped included. ``logprobs`` are of the whole softmax at the
-    sampling temperature: top_p only restricts what is drawn, it does not renormalize. ``versions`` names the weights
-    that made each token.
+    ``tokens`` are kept as sampled, the one that stopped included. ``logprobs`` are of the whole softmax at
+    the sampling temperature: top_p only restricts what is drawn, it does not renormalize. ``versions`` names
+    the weights that made each token.
     """
 
     request: Request

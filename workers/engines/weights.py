@@ -1,7 +1,7 @@
 """A decoder's weights, loaded from a Hugging Face folder without transformers.
 
-Projections that read the same input are stored as one matrix (query, key and value; gate and up): fewer, larger
-products. ``state_dict`` gives the Hugging Face names back as views.
+Projections that read the same input are stored as one matrix (query, key and value; gate and up): fewer,
+larger products. ``state_dict`` gives the Hugging Face names back as views.
 """
 
 from __future__ import annotations
@@ -205,8 +205,9 @@ def _inputs(config: ModelConfig, place: str) -> int:
 def blocked(weights: Weights) -> Weights:
     """The same weights with matrices in the blocked layout of oneDNN, for inference on a CPU.
 
-    A plain matrix is re-blocked on every call, which is most of the work at small batches: decode of a 135M model
-    at 4 rows takes 13 ms of matrix products blocked and 27 ms plain. The blocked copy cannot be trained or read.
+    A plain matrix is re-blocked on every call, which is most of the work at small batches: decode of a 135M
+    model at 4 rows takes 13 ms of matrix products blocked and 27 ms plain. The blocked copy cannot be trained
+    or read.
     """
     if weights.device.type != "cpu" or weights.dtype != torch.bfloat16:
         return weights

@@ -20,7 +20,9 @@ from workers.models.config import read_json
 
 
 class ChatTokenizer:
-    """``encode_chat`` for prompts, ``decode`` for completions; raises ``ValueError`` for a folder without either."""
+    """``encode_chat`` for prompts, ``decode`` for completions;  ``ValueError`` for a folder without
+    either.
+    """
 
     def __init__(self, folder: Path) -> None:
         if not (folder / "tokenizer.json").exists():
@@ -35,7 +37,7 @@ class ChatTokenizer:
         self.vocab = self._tokenizer.get_vocab_size()
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt's text, the assistant's turn opened; ``ValueError`` with the template's own complaint."""
+        """The prompt's text, assistant turn opened; ``ValueError`` says what the template refused."""
         try:
             return self._template.render(
                 messages=list(messages),
@@ -62,8 +64,8 @@ class ChatTokenizer:
 class StopText:
     """Finds stop texts in a growing completion by decoding only its end.
 
-    A stop text of n bytes is spelled by at most n tokens, for each token spells at least one byte; the window adds
-    a few tokens so that a character cut at its left edge cannot hide a match.
+    A stop text of n bytes is spelled by at most n tokens, for each token spells at least one byte; the window
+    adds a few tokens so that a character cut at its left edge cannot hide a match.
     """
 
     MARGIN = 8

@@ -1,8 +1,8 @@
 """What a Hugging Face ``config.json`` says about a decoder, checked: no torch in here.
 
 Supported are the decoders that share one skeleton (RMSNorm, rotary positions, grouped-query attention, gated
-SiLU feed-forward): Llama, Mistral, Qwen2 and Qwen3. Whatever a config asks for beyond that is refused with the
-field's name, because a model that is computed almost right trains silently wrong.
+SiLU feed-forward): Llama, Mistral, Qwen2 and Qwen3. Whatever a config asks for beyond that is refused with
+the field's name, because a model that is computed almost right trains silently wrong.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class ModelConfig:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The folder's ``config.json``; ``ValueError`` when it is missing, broken or asks for something unsupported."""
+    """The folder's ``config.json``; ``ValueError`` when it is missing, broken or asks for something
+    unsupported.
+    """
     return parse_config(read_json(folder, "config.json"))
 
 

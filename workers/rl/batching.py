@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -24,9 +28,9 @@ class Denominator:
 class Batch:
     """Each list has one entry per sample; log-prob lists have one number per token of the completion.
 
-    ``groups`` names the prompt's group within the step. ``keep`` False: the sample is not trained and not counted.
-    ``old_logprobs`` are the trainer's own before the step's first update, ``reference_logprobs`` those of the
-    starting weights.
+    ``groups`` names the prompt's group within the step. ``keep`` False: the sample is not trained and not
+    counted. ``old_logprobs`` are the trainer's own before the step's first update, ``reference_logprobs``
+    those of the starting weights.
     """
 
     groups: list[int]
@@ -56,11 +60,19 @@ class Batch:
         return len(self.groups)
 
     def select(self, indices: Sequence[int]) -> Batch:
-        columns = {
-            name: None if column is None else [column[index] for index in indices]
-            for name, column in vars(self).items()
-        }
-        return Batch(**columns)
+        def rows(column: list[T]) -> list[T]:
+            return [column[index] for index in indices]
+
+        return Batch(
+            groups=rows(self.groups),
+            prompts=rows(self.prompts),
+            completions=rows(self.completions),
+            engine_logprobs=rows(self.engine_logprobs),
+            advantages=rows(self.advantages),
+            keep=rows(self.keep),
+            old_logprobs=None if self.old_logprobs is None else rows(self.old_logprobs),
+            reference_logprobs=None if self.reference_logprobs is None else rows(self.reference_logprobs),
+        )
 
     def with_logprobs(
         self, old: list[list[float]] | None = None, reference: list[list[float]] | None = None
@@ -86,12 +98,13 @@ def split_updates(batch: Batch, updates: int) -> list[Batch]:
     if updates > len(names):
         raise ValueError(f"{len(names)} groups cannot be split into {updates} updates")
     edges = [len(names) * part // updates for part in range(updates + 1)]
-    parts = [set(names[low:high]) for low, high in zip(edges, edges[1:], strict=False)]
+    parts = [set(names[low:high]) for low, high in pairwise(edges)]
     return [batch.select([i for i, group in enumerate(batch.groups) if group in part]) for part in parts]
 
 
 def micro_batch_indices(batch: Batch, size: int) -> list[list[int]]:
-    """At most ``size`` samples each, neighbours of one group together (their prompt is computed once), long ones
+    """At most ``size`` samples each, neighbours of one group together (their prompt is computed once), long
+    ones
     with long ones; the same batch always gives the same split."""
     order = sorted(
         range(len(batch)), key=lambda index: (batch.groups[index], -len(batch.completions[index]), index)

@@ -1,4 +1,6 @@
-"""Per-token estimators of KL(policy || reference) from samples of the policy (http://joschu.net/blog/kl-approx.html)."""
+"""Per-token estimators of KL(policy || reference) from samples of the policy
+(http://joschu.net/blog/kl-approx.html).
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Policy loss per token, and how tokens are averaged.
 
-Averaging is a weight per token, computed from the whole update's totals (``Denominator``), so the gradient is the
-sum over micro-batches and over workers however the batch is split.
+Averaging is a weight per token, computed from the whole update's totals (``Denominator``), so the gradient is
+the sum over micro-batches and over workers however the batch is split.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ def clipped_policy_loss(
 
 
 def token_weights(lengths_R: Tensor, average: Average, denominator: Denominator) -> Tensor:
-    """What a token of each sequence counts, [R] in fp64: the update's loss is the weighted sum over its tokens.
+    """What a token of each sequence counts, [R] in fp64: the update's loss is the weighted sum over its
+    tokens.
 
     token: 1 / all tokens (https://arxiv.org/abs/2503.14476). sequence: 1 / (its length x sequences)
-    (https://arxiv.org/abs/2402.03300). constant: 1 / (sequences x max_tokens) (https://arxiv.org/abs/2503.20783).
+    (https://arxiv.org/abs/2402.03300). constant: 1 / (sequences x max_tokens)
+    (https://arxiv.org/abs/2503.20783).
     """
     lengths = lengths_R.double()
     if average == "token":

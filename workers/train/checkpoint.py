@@ -1,7 +1,7 @@
 """Checkpoint folders ``step-N``: whole or not there at all.
 
-A folder is written under a temporary name in the same parent, every file and the folder itself are synced to the
-disk, and only then does it get its name. A leftover of a killed writer is swept away by the next one.
+A folder is written under a temporary name in the same parent, every file and the folder itself are synced to
+the disk, and only then does it get its name. A leftover of a killed writer is swept away by the next one.
 """
 
 from __future__ import annotations

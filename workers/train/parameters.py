@@ -1,4 +1,6 @@
-"""What a run trains, in fp32, and how it is written: an adapter in PEFT's format, or a whole Hugging Face folder."""
+"""What a run trains, in fp32, and how it is written: an adapter in PEFT's format, or a whole Hugging Face
+folder.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +139,9 @@ class FullParameters(Parameters):
 
 
 def open_lora(base: Weights, tuning: LoRA, seed: int) -> LoraParameters:
-    """PEFT's start: A uniform within 1/sqrt(in) (Kaiming with a = sqrt 5), B zero; drawn on the CPU in a fixed order."""
+    """PEFT's start: A uniform within 1/sqrt(in) (Kaiming with a = sqrt 5), B zero; drawn on the CPU in a
+    fixed order.
+    """
     generator = torch.Generator().manual_seed(seed)
     named: dict[str, Tensor] = {}
     for layer in range(base.config.layers):

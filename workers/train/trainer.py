@@ -1,11 +1,12 @@
 """Trains several runs on one base model: an adapter each (LoRA), or a whole copy (full fine-tuning).
 
-    forward_backward(micro-batch) … forward_backward(micro-batch) ─► [gradients, summed over workers] ─► optim_step
+    forward_backward(micro-batch) … forward_backward(micro-batch) ─► [gradients, summed over workers] ─►
+    optim_step
 
-Each call is one yield point: between micro-batches a run holds nothing but its accumulated gradients, so calls of
-different runs may alternate. Parameters, gradients and AdamW's moments are fp32; products are in the base weights'
-type (for full fine-tuning the fp32 masters are rounded for each pass). Forward passes go through the rollout
-engine's decoder, with each prompt computed once for all its completions.
+Each call is one yield point: between micro-batches a run holds nothing but its accumulated gradients, so
+calls of different runs may alternate. Parameters, gradients and AdamW's moments are fp32; products are in the
+base weights' type (for full fine-tuning the fp32 masters are rounded for each pass). Forward passes go
+through the rollout engine's decoder, with each prompt computed once for all its completions.
 """
 
 from __future__ import annotations
@@ -114,7 +115,9 @@ class TorchTrainer:
 
     @torch.no_grad()
     def logprobs(self, run_key: str, batch: Batch, reference: bool = False) -> list[list[float]]:
-        """Of every sampled token, per sample, at the job's temperature; of the starting weights if ``reference``."""
+        """Of every sampled token, per sample, at the job's temperature; of the starting weights if
+        ``reference``.
+        """
         run = self._run(run_key)
         if reference:
             weights, adapters = self._base, None
@@ -126,9 +129,9 @@ class TorchTrainer:
     def forward_backward(self, run_key: str, micro: Batch, denominator: Denominator) -> Sums:
         """Add the micro-batch's gradient to the run's. ``denominator`` covers the whole update, all workers.
 
-        The ratio is taken to ``micro.old_logprobs``; without them to the current log-probs, detached, which is
-        right for the first update after a rollout (the ratio is 1). The mismatch compares the engine with the same
-        numbers: the trainer's log-probs at the weights that sampled.
+        The ratio is taken to ``micro.old_logprobs``; without them to the current log-probs, detached, which
+        is right for the first update after a rollout (the ratio is 1). The mismatch compares the engine with
+        the same numbers: the trainer's log-probs at the weights that sampled.
         """
         run = self._run(run_key)
         micro = micro.select([index for index, kept in enumerate(micro.keep) if kept])
@@ -174,7 +177,7 @@ class TorchTrainer:
     # ------------------------------------------------------------ weights and state
 
     def adapter(self, run_key: str) -> dict[str, Tensor]:
-        """What the rollout engine loads: LoRA in PEFT's names (fp32), or the whole model in the compute type."""
+        """What the engine loads: LoRA in PEFT's names (fp32), or the whole model in the compute type."""
         return self._run(run_key).parameters.export(self._base.dtype)
 
     def scaling(self, run_key: str) -> float:
@@ -215,7 +218,7 @@ def _forward(
     hidden = hidden_states(weights, packed.tokens_T, packed.positions_T, packed_attention(packed), adapters)
     predicting = []
     cursor = sum(len(prompt) for prompt in prompts)
-    for (prompt, tokens), last in zip(rows, packed.last_P[packed.row_prompt_R].tolist(), strict=True):
+    for (_, tokens), last in zip(rows, packed.last_P[packed.row_prompt_R].tolist(), strict=True):
         predicting += [last, *range(cursor, cursor + len(tokens))]
         cursor += len(tokens)
     targets = torch.tensor([token for tokens in batch.completions for token in tokens], device=device)
