@@ -35,7 +35,7 @@ def file_create(*, actor: Actor, filename: str, purpose: str, chunks: Iterable[b
     name = _clean_filename(filename)
     public_id = file_id()
     folder = settings.FILES_DIR / actor.organization.public_id
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = folder / f".{public_id}.part"
     path = folder / f"{public_id}.jsonl"
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from backend.tenants.access import Actor, require_write
 from workers.graders.run import check_grader
 from workers.models.config import read_config
 from workers.spec import JobSpec, template_fields
+
+log = logging.getLogger(__name__)
 
 IDEMPOTENCY_KEY_CHARS = 255
 CANCEL_TRIES = 5
@@ -203,14 +206,17 @@ def _check_lengths(spec: JobSpec, model: BaseModel) -> None:
 def _sizes(spec: JobSpec, model: BaseModel, source: File | Dataset, public_id: str) -> dict[str, Any]:
     try:
         config = read_config(Path(model.path))
-        row_bytes = Path(source.path).stat().st_size / source.rows
-    except (OSError, ValueError) as error:
-        raise InvalidRequest(f"{model.name} cannot be used now: {error}", param="model") from None
+        file_bytes = Path(source.path).stat().st_size
+    except (OSError, ValueError):
+        # The particular names a path of ours.
+        log.exception("sizing a job of %s on %s", model.name, spec.training_file)
+        raise Conflict(f"{model.name} or {spec.training_file} cannot be read now.") from None
+    guess = sizing.guessed_prompt_tokens(file_bytes, source.rows)
     return {
         "weights_key": sizing.weights_key(model_key=model_key(model), job_key=public_id, spec=spec),
         "weights_bytes": sizing.weights_bytes(model.parameters, spec.rl.precision),
         "run_bytes": sizing.run_bytes(
-            model=config, parameters=model.parameters, rl=spec.rl, row_bytes=row_bytes
+            model=config, parameters=model.parameters, rl=spec.rl, prompt_tokens=guess
         ),
     }
 

@@ -9,8 +9,9 @@ run      what comes on top, per device:
                attended tokens and head (https://arxiv.org/abs/2205.05198, section 4.1), and the logits with
                their softmax and gradient in fp32
 
-``auto`` precision is sized as fp32, for the device is not known yet. Lengths: a token is at least a byte of
-the file, so the mean row in bytes bounds the mean prompt; the chat template's own tokens are added.
+``auto`` precision is sized as fp32, for the device is not known yet. Every sequence is taken to be as long as
+the longest prompt, which the validation measures, and a whole completion. Until then a guess stands in: one
+token for three bytes of the mean row, and the chat template's own.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from workers.spec import JobSpec, LoRA, RLConfig
 FP32 = 4
 TRAINED_COPIES = 4  # weights, gradient, two moments
 TEMPLATE_TOKENS = 64
+BYTES_PER_TOKEN = 3
 BYTES_PER_VALUE = {"bf16": 2, "fp32": 4, "auto": 4}
 
 
@@ -35,9 +37,9 @@ def weights_key(*, model_key: str, job_key: str, spec: JobSpec) -> str:
     return f"{model_key}@{spec.rl.precision}" if isinstance(spec.rl.tuning, LoRA) else job_key
 
 
-def run_bytes(*, model: ModelConfig, parameters: int, rl: RLConfig, row_bytes: float) -> int:
+def run_bytes(*, model: ModelConfig, parameters: int, rl: RLConfig, prompt_tokens: int) -> int:
     trained = lora_parameters(model, rl.tuning) if isinstance(rl.tuning, LoRA) else parameters
-    tokens = sequence_tokens(model.context, rl.sampling.max_tokens, row_bytes)
+    tokens = min(model.context, prompt_tokens + rl.sampling.max_tokens)
     value = BYTES_PER_VALUE[rl.precision]
     return (
         trained * TRAINED_COPIES * FP32
@@ -66,8 +68,8 @@ def sequences_per_device(rl: RLConfig) -> int:
     return math.ceil(rl.prompts_per_step / rl.devices) * rl.group_size
 
 
-def sequence_tokens(context: int, max_tokens: int, row_bytes: float) -> int:
-    return min(context, math.ceil(row_bytes) + TEMPLATE_TOKENS + max_tokens)
+def guessed_prompt_tokens(file_bytes: int, rows: int) -> int:
+    return math.ceil(file_bytes / rows / BYTES_PER_TOKEN) + TEMPLATE_TOKENS
 
 
 def kv_bytes_per_token(model: ModelConfig, value: int) -> int:

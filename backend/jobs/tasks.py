@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 from celery import shared_task
-from django.db import connection
+from django.db import connection, transaction
 from django.utils import timezone
 
 from backend.jobs.models import Job
 from backend.jobs.states import JobStatus, Reason
 from backend.jobs.transitions import job_status_change
-from backend.jobs.validation import data_problem
+from backend.jobs.validation import BadData, data_check
 
 log = logging.getLogger(__name__)
 
@@ -51,15 +51,20 @@ def validations_sweep() -> None:
 
 def _validate(job: Job) -> None:
     try:
-        problem = data_problem(job)
+        run_bytes = data_check(job)
+    except BadData as problem:
+        _fail(job, Reason.INVALID_DATA, str(problem), error_param="training_file")
     except Exception:
         log.exception("validation of %s", job.public_id)
         _fail(job, Reason.INTERNAL, "the check of the data broke off")
-        return
-    if problem is not None:
-        _fail(job, Reason.INVALID_DATA, problem, error_param="training_file")
-        return
-    job_status_change(job=job, new=JobStatus.QUEUED, reason=Reason.DATA_ACCEPTED, actor=VALIDATOR)
+    else:
+        _accept(job, run_bytes)
+
+
+@transaction.atomic
+def _accept(job: Job, run_bytes: int) -> None:
+    if job_status_change(job=job, new=JobStatus.QUEUED, reason=Reason.DATA_ACCEPTED, actor=VALIDATOR):
+        Job.objects.filter(pk=job.pk).update(run_bytes=run_bytes)
 
 
 def _fail(job: Job, reason: Reason, detail: str, error_param: str = "") -> None:

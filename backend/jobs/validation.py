@@ -2,39 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from backend.jobs import sizing
 from backend.jobs.models import Job
-from workers.data.rows import RowError, check_grader_fields, check_prompt_lengths
+from workers.data.rows import RowError, RowProblem, check_grader_fields, check_prompt_lengths
 from workers.models.chat import ChatTokenizer
+from workers.models.config import read_config
 from workers.spec import JobSpec
 
 
-def data_problem(job: Job) -> str | None:
-    """The first row that the job cannot use and why; None when all are fine."""
+class BadData(Exception):
+    """A row that the job cannot use; the text names it and says why."""
+
+
+@dataclass
+class PromptCounter:
+    """Tokens of each row's prompt in turn; remembers the most, and whose template complained."""
+
+    tokenizer: ChatTokenizer
+    row: int = 0
+    longest: int = 0
+
+    def __call__(self, messages: list[dict[str, Any]]) -> int:
+        self.row += 1
+        try:
+            tokens = len(self.tokenizer.encode_chat(messages))
+        except ValueError as error:
+            raise BadData(f"row {self.row}: {error}") from None
+        self.longest = max(self.longest, tokens)
+        return tokens
+
+
+def data_check(job: Job) -> int:
+    """Read every row; returns the memory of the run, now that the longest prompt is known. Raises BadData."""
     spec = JobSpec.model_validate(job.spec)
     source = job.training_file or job.dataset
     assert source is not None
-    path = Path(source.path)
-    if not path.exists():
-        return "the file's content is gone"
-    try:
-        return _told(check_grader_fields(path, spec.grader)) or _told(_long_prompts(path, job, spec))
-    except ValueError as error:
-        return str(error)
-
-
-def _long_prompts(path: Path, job: Job, spec: JobSpec) -> list[RowError]:
-    tokenizer = ChatTokenizer(Path(job.base_model.path))
+    data, folder = Path(source.path), Path(job.base_model.path)
+    if not data.exists():
+        raise BadData("the file's content is gone")
+    counter = PromptCounter(ChatTokenizer(folder))
     limit = job.base_model.context_length - spec.rl.sampling.max_tokens
-    return check_prompt_lengths(path, _counter(tokenizer), limit)
+    try:
+        _refuse(check_grader_fields(data, spec.grader))
+        _refuse(check_prompt_lengths(data, counter, limit))
+    except RowProblem as problem:
+        raise BadData(str(problem)) from None
+    return sizing.run_bytes(
+        model=read_config(folder),
+        parameters=job.base_model.parameters,
+        rl=spec.rl,
+        prompt_tokens=counter.longest,
+    )
 
 
-def _counter(tokenizer: ChatTokenizer) -> Callable[[list[dict[str, Any]]], int]:
-    return lambda messages: len(tokenizer.encode_chat(messages))
-
-
-def _told(errors: list[RowError]) -> str | None:
-    return errors[0].message if errors else None
+def _refuse(errors: list[RowError]) -> None:
+    if errors:
+        raise BadData(errors[0].message)

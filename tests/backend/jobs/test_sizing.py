@@ -26,8 +26,15 @@ def test_whole_groups_go_to_a_device():
 
 
 def test_a_sequence_is_no_longer_than_the_context():
-    assert sizing.sequence_tokens(context=128, max_tokens=16, row_bytes=20.5) == 21 + 64 + 16
-    assert sizing.sequence_tokens(context=128, max_tokens=64, row_bytes=1e6) == 128
+    rl = RLConfig(sampling={"max_tokens": 28})
+    sizes = [
+        sizing.run_bytes(model=MODEL, parameters=9, rl=rl, prompt_tokens=tokens) for tokens in (99, 100, 101)
+    ]
+    assert sizes[0] < sizes[1] == sizes[2]
+
+
+def test_a_prompt_is_guessed_from_the_mean_row():
+    assert sizing.guessed_prompt_tokens(file_bytes=1_000, rows=10) == 34 + 64
 
 
 def test_activations_of_one_sequence_of_two_tokens():
@@ -38,7 +45,7 @@ def test_activations_of_one_sequence_of_two_tokens():
 def test_full_fine_tuning_holds_four_copies_of_everything():
     sizes = {
         kind: sizing.run_bytes(
-            model=MODEL, parameters=1_000_000, rl=RLConfig(tuning={"type": kind}), row_bytes=40
+            model=MODEL, parameters=1_000_000, rl=RLConfig(tuning={"type": kind}), prompt_tokens=40
         )
         for kind in ("lora", "full")
     }

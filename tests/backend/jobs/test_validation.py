@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 
 import psycopg
 import pytest
 from django.db import connection
 from django.utils import timezone
 
-from backend.jobs import tasks
+from backend.jobs import sizing, tasks
 from backend.jobs.models import Job, Transition
 from backend.jobs.states import JobStatus, Reason
 from tests import factories
+from workers.models.config import read_config
+from workers.spec import JobSpec
 
 ROWS = factories.rows_with_answers(8)
 
@@ -56,6 +59,33 @@ def test_a_prompt_that_just_fits_is_fine(acme, tmp_path):
     assert checked(validating(acme, tmp_path, [factories.row("x" * 64, answer="1")])).status == "queued"
 
 
+def test_the_size_of_the_run_follows_the_longest_prompt(acme, tmp_path):
+    sizes = []
+    for longest in (10, 40):
+        rows = [factories.row("x" * length, answer="1") for length in (5, longest)]
+        job = validating(acme, tmp_path, rows)
+        spec, config = JobSpec.model_validate(job.spec), read_config(Path(job.base_model.path))
+        wanted = sizing.run_bytes(model=config, parameters=20_000, rl=spec.rl, prompt_tokens=longest)
+        assert checked(job).run_bytes == wanted
+        sizes.append(wanted)
+    assert sizes[0] < sizes[1]
+
+
+def test_a_prompt_that_the_template_refuses_fails_it_by_row(acme, tmp_path):
+    job = validating(acme, tmp_path, [*ROWS[:2], factories.row("never", answer="1")])
+    template = "{% if messages[0].content == 'never' %}{{ raise_exception('not that') }}{% endif %}x"
+    (Path(job.base_model.path) / "chat_template.jinja").write_text(template)
+    assert checked(job).detail == "row 3: the chat template refused the messages: not that"
+
+
+def test_a_model_that_cannot_be_read_is_an_error_of_ours(acme, tmp_path):
+    job = validating(acme, tmp_path)
+    (Path(job.base_model.path) / "tokenizer.json").unlink()
+    job = checked(job)
+    assert job.reason == Reason.INTERNAL
+    assert str(tmp_path) not in job.detail
+
+
 def test_content_that_is_gone_fails_it(acme, tmp_path):
     job = validating(acme, tmp_path)
     (tmp_path / job.training_file.filename).unlink()
@@ -66,7 +96,7 @@ def test_an_error_of_ours_is_told_as_one(acme, tmp_path, monkeypatch):
     def broken(job):
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(tasks, "data_problem", broken)
+    monkeypatch.setattr(tasks, "data_check", broken)
     job = checked(validating(acme, tmp_path))
     assert (job.status, job.reason) == ("failed", "internal")
     assert "boom" not in job.detail
@@ -85,7 +115,7 @@ def test_a_job_cancelled_during_the_check_stays_cancelled(acme, tmp_path, monkey
     def cancelled_meanwhile(row):
         Job.objects.filter(pk=job.pk).update(status=JobStatus.CANCELLED)
 
-    monkeypatch.setattr(tasks, "data_problem", cancelled_meanwhile)
+    monkeypatch.setattr(tasks, "data_check", cancelled_meanwhile)
     assert checked(job).status == JobStatus.CANCELLED
     assert not Transition.objects.exists()
 
