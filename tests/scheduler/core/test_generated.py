@@ -20,6 +20,7 @@ from scheduler.core.state import (
     Pipeline,
     Policy,
     QueuedJob,
+    RefusalCode,
     Resident,
     Snapshot,
     Tenant,
@@ -143,12 +144,17 @@ def test_the_order_of_rows_changes_no_byte_of_the_plan(seed, policy):
 @settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 2**32), policy=POLICIES)
 def test_planning_again_right_after_a_plan_changes_nothing(seed, policy):
-    """All that could be done was done, but for pipelines just admitted, which offer nothing yet."""
+    """All that could be done was done. Reservations are the exception: the order has moved on."""
     snapshot = random_snapshot(seed)
-    after = apply_all(snapshot, plan(snapshot, policy).actions)
+    decided = plan(snapshot, policy)
+    after = apply_all(snapshot, decided.actions)
     again = plan(after, policy)
     assert check_plan(after, again, policy) == []
-    assert [a for a in again.actions if type(a).__name__ == "Start"] == []
+    ready = {device.name for device in after.devices if device.state is DeviceState.READY}
+    gangs = {one.id for one in after.pipelines if one.devices > 1}
+    may_reserve = any(r.code is RefusalCode.MEMORY or r.pipeline in gangs for r in decided.refusals)
+    if not may_reserve and all(ready.issuperset(one.home) for one in after.pipelines):
+        assert again.actions == ()
 
 
 def random_event(world: Snapshot, rng: random.Random, number: int) -> Snapshot:

@@ -288,7 +288,7 @@ def test_what_a_waiting_gang_cannot_use_is_open_to_all():
 
 
 def test_memory_that_a_move_leaves_behind_is_free_again():
-    """Pipeline 3 must leave d3. It could live on d1 once pipeline 2 went to d2, so it waits for a turn only."""
+    """Pipeline 3 must leave d3. Once pipeline 2 went to d2 it could live on d1: it waits for a turn only."""
     snapshot = world(
         pipeline(1, "d1", holds=True),
         pipeline(2, "d1", key="own-2"),
