@@ -1,18 +1,18 @@
 """Residents: the processes on a device that hold weights. One engine, one trainer, each for many runs.
 
-Both are threaded Ray actors. A lock lets one call compute at a time, and computing yields it between slices
-(some tokens, a micro-batch), so that a run can be cancelled, joined or dropped while another computes.
-``share`` is a real limit: the threads that a call may use.
+Both are Ray actors whose calls may overlap. What computes goes, slice by slice (some tokens, a micro-batch),
+to the resident's one computing thread: a run can be cancelled, joined or dropped while another computes, and
+what libraries keep per thread (memory arenas, packed weights) is kept once. ``share`` is a real limit: the
+processor threads that a call may use.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,6 +27,8 @@ from workers.spec import RLConfig
 from workers.timing import Ran, Stopwatch
 from workers.train import checkpoint
 from workers.train.trainer import Sums, TorchTrainer
+
+T = TypeVar("T")
 
 #: Tokens per sequence that a decode makes before it lets others at the engine.
 DECODE_SLICE = 8
@@ -47,12 +49,8 @@ class _Resident:
         self._device = device
         self._path = Path(model_path)
         self._precision = precision
-        self._lock = threading.Lock()
         self._open: set[str] = set()
-        torch.set_num_threads(device.threads)
-
-    def ping(self) -> str:
-        return self._device.name
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
 
     def _weights(self) -> Weights:
         where = (
@@ -63,14 +61,29 @@ class _Resident:
         except (OSError, ValueError, KeyError) as error:
             raise ModelLoad(f"{self._path.name}: {error}") from error
 
-    @contextmanager
-    def _computing(self, run_key: str, share: float) -> Iterator[None]:
-        """The lock, the granted threads, and the run still open."""
-        with self._lock:
+    def _alone(self, work: Callable[[], T]) -> T:
+        """Run it on the computing thread, when its turn comes."""
+        return self._thread.submit(work).result()
+
+    def _compute(self, run_key: str, share: float, work: Callable[[], T]) -> T:
+        """The same for a run that is still open then, with the threads of its share."""
+
+        def granted() -> T:
             if run_key not in self._open:
                 raise RunClosed(run_key)
             torch.set_num_threads(max(1, round(self._device.threads * share)))
-            yield
+            return work()
+
+        return self._alone(granted)
+
+    def _timed(self, run_key: str, share: float, work: Callable[[], T]) -> Ran[T]:
+        """The same, saying when it ran; it worked on no tokens."""
+
+        def timed() -> Ran[T]:
+            watch = Stopwatch()
+            return watch.ran(work(), 0)
+
+        return self._compute(run_key, share, timed)
 
 
 @dataclass(frozen=True)
@@ -88,9 +101,11 @@ class RolloutResident(_Resident):
 
     def load(self) -> None:
         """Load the weights if they are not; raises ``ModelLoad``."""
-        with self._lock:
-            if self._engine is None:
-                self._engine = TorchEngine(self._weights(), ChatTokenizer(self._path))
+        self._alone(self._load)
+
+    def _load(self) -> None:
+        if self._engine is None:
+            self._engine = TorchEngine(self._weights(), ChatTokenizer(self._path))
 
     @property
     def _loaded(self) -> TorchEngine:
@@ -103,29 +118,27 @@ class RolloutResident(_Resident):
     ) -> Ran[None]:
         """Use these adapter weights for the run's next tokens."""
         self._open.add(run_key)
-        with self._computing(run_key, share):
-            watch = Stopwatch()
-            self._loaded.load_adapter(run_key, version, tensors, scaling)
-            return watch.ran(None, 0)
+        return self._timed(
+            run_key, share, lambda: self._loaded.load_adapter(run_key, version, tensors, scaling)
+        )
 
     def load_full(
         self, run_key: str, version: int, tensors: dict[str, torch.Tensor], share: float
     ) -> Ran[None]:
         """Replace the base weights: only for a resident that one run has to itself."""
         self._open.add(run_key)
-        with self._computing(run_key, share):
-            watch = Stopwatch()
-            self._loaded.load_weights(run_key, version, tensors)
-            return watch.ran(None, 0)
+        return self._timed(run_key, share, lambda: self._loaded.load_weights(run_key, version, tensors))
 
     def prefill(self, run_key: str, requests: list[Request], share: float) -> Ran[Rolled]:
         """Take the requests in and compute their prompts; each gets its first token."""
-        with self._computing(run_key, share):
+
+        def fill() -> Ran[Rolled]:
             watch = Stopwatch()
             self._loaded.submit(requests)
             made = self._loaded.prefill(run_key, should_stop=lambda: run_key not in self._open)
-            rolled = Rolled(made.finished, made.running + made.waiting)
-            return watch.ran(rolled, made.prompt_tokens)
+            return watch.ran(Rolled(made.finished, made.running + made.waiting), made.prompt_tokens)
+
+        return self._compute(run_key, share, fill)
 
     def decode(self, run_key: str, min_running: int, share: float) -> Ran[Rolled]:
         """Sample until at most ``min_running`` sequences of the run are unfinished."""
@@ -133,8 +146,11 @@ class RolloutResident(_Resident):
         finished: list[Sequence] = []
         tokens, left = 0, min_running + 1
         while left > min_running:
-            with self._computing(run_key, share):
-                made = self._loaded.decode([run_key], min_running=min_running, max_steps=DECODE_SLICE)
+            made = self._compute(
+                run_key,
+                share,
+                lambda: self._loaded.decode([run_key], min_running=min_running, max_steps=DECODE_SLICE),
+            )
             finished += made.finished
             tokens += made.sampled_tokens
             left = made.running + made.waiting
@@ -143,9 +159,8 @@ class RolloutResident(_Resident):
     def close(self, run_key: str) -> None:
         """Forget the run; a call that computes for it ends with ``RunClosed``."""
         self._open.discard(run_key)
-        with self._lock:
-            if self._engine is not None:
-                self._engine.drop_adapter(run_key)
+        if self._engine is not None:
+            self._alone(lambda: self._loaded.drop_adapter(run_key))
 
 
 class TrainerResident(_Resident):
@@ -155,13 +170,15 @@ class TrainerResident(_Resident):
 
     def open(self, run_key: str, spec: RLConfig, seed: int, state: str | None) -> None:
         """Load the weights if need be and set the run up, from the state folder ``state`` if given."""
-        with self._lock:
-            if self._trainer is None:
-                self._trainer = TorchTrainer(self._weights())
-            self._trainer.open(run_key, spec, seed)
-            self._open.add(run_key)
-            if state is not None:
-                self._trainer.load_state(run_key, Path(state))
+        self._alone(lambda: self._set_up(run_key, spec, seed, state))
+
+    def _set_up(self, run_key: str, spec: RLConfig, seed: int, state: str | None) -> None:
+        if self._trainer is None:
+            self._trainer = TorchTrainer(self._weights())
+        self._trainer.open(run_key, spec, seed)
+        self._open.add(run_key)
+        if state is not None:
+            self._trainer.load_state(run_key, Path(state))
 
     @property
     def _loaded(self) -> TorchTrainer:
@@ -175,11 +192,9 @@ class TrainerResident(_Resident):
         """Log-probs of the sampled tokens, in the batch's order, by the run's or the reference weights."""
         watch = Stopwatch()
         made: list[list[float]] = []
-        size = micro_batch_size
-        for first in range(0, len(batch.groups), size):
-            part = batch.select(range(first, min(first + size, len(batch.groups))))
-            with self._computing(run_key, share):
-                made += self._loaded.logprobs(run_key, part, reference=reference)
+        for first in range(0, len(batch), micro_batch_size):
+            part = batch.select(range(first, min(first + micro_batch_size, len(batch))))
+            made += self._compute(run_key, share, lambda p=part: self._loaded.logprobs(run_key, p, reference))
         return watch.ran(made, _tokens(batch))
 
     def forward_backward(
@@ -189,56 +204,53 @@ class TrainerResident(_Resident):
         watch = Stopwatch()
         sums = Sums()
         for micro in micro_batches(batch, micro_batch_size):
-            with self._computing(run_key, share):
-                sums = sums + self._loaded.forward_backward(run_key, micro, denominator)
+            sums += self._compute(
+                run_key, share, lambda m=micro: self._loaded.forward_backward(run_key, m, denominator)
+            )
         return watch.ran(sums, _tokens(batch))
 
     def gradients(self, run_key: str) -> dict[str, torch.Tensor]:
-        with self._lock:
-            return self._loaded.gradients(run_key)
+        return self._alone(lambda: self._loaded.gradients(run_key))
 
     def sum_gradients(self, run_key: str, share: float, *parts: dict[str, torch.Tensor]) -> Ran[None]:
         """Replace the run's gradients by the sum over data-parallel workers, added in the order given."""
-        with self._computing(run_key, share):
-            watch = Stopwatch()
-            total = {name: sum(part[name] for part in parts) for name in parts[0]}
+
+        def add() -> None:
+            total = {name: torch.stack([part[name] for part in parts]).sum(0) for name in parts[0]}
             self._loaded.set_gradients(run_key, total)
-            return watch.ran(None, 0)
+
+        return self._timed(run_key, share, add)
 
     def optim_step(self, run_key: str, learning_rate: float, share: float) -> Ran[float]:
         """The norm of the gradient before it was clipped."""
-        with self._computing(run_key, share):
-            watch = Stopwatch()
-            return watch.ran(self._loaded.optim_step(run_key, learning_rate), 0)
+        return self._timed(run_key, share, lambda: self._loaded.optim_step(run_key, learning_rate))
 
     def adapter(self, run_key: str) -> tuple[dict[str, torch.Tensor], float]:
         """The weights to sync, and the adapter's scaling."""
-        with self._lock:
-            return self._loaded.adapter(run_key), self._loaded.scaling(run_key)
+        return self._alone(lambda: (self._loaded.adapter(run_key), self._loaded.scaling(run_key)))
 
     def save(
         self, run_key: str, parent: str, step: int, state: dict[str, Any], base_model: str, keep: int
     ) -> tuple[str, int, list[str]]:
         """Write ``parent/step-N`` atomically; its path, its bytes, and the older folders removed."""
-        with self._lock:
-            folder = checkpoint.write(Path(parent), step, state, self._saver(run_key, base_model))
+        write = self._writer(run_key, base_model)
+        folder = self._alone(lambda: checkpoint.write(Path(parent), step, state, write))
         removed = checkpoint.prune(Path(parent), keep)
         return str(folder), checkpoint.folder_bytes(folder), [str(path) for path in removed]
 
     def export_state(self, run_key: str, folder: str, base_model: str) -> None:
         """Write the run's state for another trainer to open."""
-        with self._lock:
-            Path(folder).mkdir(parents=True)
-            self._saver(run_key, base_model)(Path(folder))
+        Path(folder).mkdir(parents=True)
+        write = self._writer(run_key, base_model)
+        self._alone(lambda: write(Path(folder)))
 
-    def _saver(self, run_key: str, base_model: str) -> Callable[[Path], None]:
+    def _writer(self, run_key: str, base_model: str) -> Callable[[Path], None]:
         return lambda folder: self._loaded.save_state(run_key, folder, base_model, self._path)
 
     def close(self, run_key: str) -> None:
         self._open.discard(run_key)
-        with self._lock:
-            if self._trainer is not None:
-                self._trainer.close(run_key)
+        if self._trainer is not None:
+            self._alone(lambda: self._loaded.close(run_key))
 
 
 def _tokens(batch: Batch) -> int:
