@@ -295,7 +295,8 @@ def differences(rl: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any
         if isinstance(value, Mapping) and isinstance(base.get(name), Mapping):
             below = differences(value, base[name])
             if below:
-                said[name] = below
+                # A tagged union's settings need the tag beside them.
+                said[name] = {"type": value["type"], **below} if "type" in value else below
         elif value != base.get(name):
             said[name] = value
     return said

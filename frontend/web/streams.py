@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from backend.common.errors import NotFound
 from backend.jobs.access import job_access
 from backend.jobs.models import Event
 from backend.jobs.selectors import job_events_page
-from backend.notify.hub import EVERYTHING, hub
+from backend.notify.hub import EVERYTHING, Everything, hub
 from backend.tenants.access import user_actor
 from backend.tenants.models import User
 from frontend.web import rows
@@ -63,7 +63,7 @@ async def job_stream(request: HttpRequest, job_id: str) -> HttpResponseBase:
     listener = await sync_to_async(_admit)(request, job_id)
     if isinstance(listener, HttpResponse):
         return listener
-    return _stream(_job_events(listener, job_id, _last_seen(request)))
+    return EventStream(_job_events(listener, job_id, _last_seen(request)))
 
 
 @require_GET
@@ -72,7 +72,7 @@ async def jobs_stream(request: HttpRequest) -> HttpResponseBase:
     listener = await sync_to_async(_admit)(request, None)
     if isinstance(listener, HttpResponse):
         return listener
-    return _stream(_changed_jobs(listener))
+    return EventStream(_changed_jobs(listener))
 
 
 def _admit(request: HttpRequest, job_id: str | None) -> Listener | HttpResponse:
@@ -99,12 +99,21 @@ def _last_seen(request: HttpRequest) -> int:
     return int(said) if said.isascii() and said.isdigit() and len(said) < 19 else 0
 
 
-def _stream(frames: AsyncIterator[str]) -> StreamingHttpResponse:
-    headers = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
-    return StreamingHttpResponse(frames, content_type="text/event-stream", headers=headers)
+class EventStream(StreamingHttpResponse):
+    """Ends its frames when the browser goes, also while a frame is on its way to it."""
+
+    def __init__(self, frames: AsyncGenerator[str]) -> None:
+        headers = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
+        super().__init__(frames, content_type="text/event-stream", headers=headers)
+        self._frames = frames
+
+    async def __aiter__(self) -> AsyncGenerator[bytes]:
+        async with aclosing(self._frames) as frames:
+            async for frame in frames:
+                yield self.make_bytes(frame)
 
 
-async def _job_events(listener: Listener, job_id: str, seen: int) -> AsyncIterator[str]:
+async def _job_events(listener: Listener, job_id: str, seen: int) -> AsyncGenerator[str]:
     with _counted(listener):
         job_pk = await sync_to_async(_job_pk)(listener, job_id)
         if job_pk is None:
@@ -133,18 +142,20 @@ async def _job_events(listener: Listener, job_id: str, seen: int) -> AsyncIterat
                     yield HEARTBEAT
 
 
-async def _changed_jobs(listener: Listener) -> AsyncIterator[str]:
+async def _changed_jobs(listener: Listener) -> AsyncGenerator[str]:
     with _counted(listener):
         yield GREETING
         async with hub().subscribe(org=listener.org) as bell:
+            # What changed between the page and this stream is nobody's doorbell.
+            changed: frozenset[int] | Everything = EVERYTHING
             while True:
-                changed = await bell.wait(HEARTBEAT_S)
                 everything = changed is EVERYTHING
                 ids = await sync_to_async(_public_ids)(listener, () if everything else changed)
                 if ids is None:
                     return
                 yield _frame("jobs", {"ids": None if everything else ids}) if changed else HEARTBEAT
                 await asyncio.sleep(GAP_S)
+                changed = await bell.wait(HEARTBEAT_S)
 
 
 @contextmanager

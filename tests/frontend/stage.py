@@ -123,7 +123,7 @@ def step_done(step: int) -> StepDone:
 TEXTS = (
     "The old lighthouse keeper watched the storm roll in from the western sea.",
     "Lighthouses guide ships home.",
-    "A lighthouse stands alone on the rocks, its light turning slowly through every long and windy night of the year.",
+    "A lighthouse stands alone on the rocks, its light turning through every long and windy night.",
     "The light",
 )
 

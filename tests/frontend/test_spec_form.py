@@ -1,0 +1,137 @@
+"""The form shows every setting of the spec, and what it sends means what it shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.http import QueryDict
+from pydantic import ValidationError
+
+from frontend.web import spec_form
+from workers.spec import FullFineTuning, JobSpec, LoRA, RLConfig
+
+GRADER = {"type": "math", "reference": "{{item.answer}}"}
+
+
+def knobs() -> list[spec_form.Knob]:
+    found = []
+    for section in spec_form.sections(spec_form.default_values()):
+        found += section.knobs
+        for _, variant in section.variants:
+            found += variant
+    return found
+
+
+def form(changes: dict[str, Any] | None = None) -> QueryDict:
+    """What a browser sends of the form as it is first shown, with some inputs changed; None unticks."""
+    data = QueryDict(mutable=True)
+    data["rl.tuning.type"] = "lora"
+    for knob in knobs():
+        if knob.kind == "choices":
+            data.setlist(knob.path, knob.value)
+        elif knob.kind != "flag":
+            data[knob.path] = knob.shown
+        elif knob.value:
+            data[knob.path] = "on"
+    for path, value in (changes or {}).items():
+        data.pop(path, None)
+        if isinstance(value, list):
+            data.setlist(path, value)
+        elif value is not None:
+            data[path] = value
+    return data
+
+
+def test_every_field_of_the_spec_is_shown_once_with_its_default_and_a_word_of_help():
+    leaves = spec_form.flat(spec_form.default_values(), "rl")
+    del leaves["rl.tuning.type"]  # the choice between the section's variants
+    shown = {knob.path: knob for knob in knobs()}
+    assert len(shown) == len(knobs())
+    assert {path: knob.value for path, knob in shown.items()} == leaves
+    assert all(knob.help for knob in shown.values())
+    for section in spec_form.sections(spec_form.default_values()):
+        assert section.title and section.about
+
+
+def test_help_comes_from_the_schema():
+    shown = {knob.path: knob for knob in knobs()}
+    assert shown["rl.group_size"].help == RLConfig.model_fields["group_size"].description
+    assert (shown["rl.group_size"].minimum, shown["rl.group_size"].maximum) == (2, 1024)
+    assert shown["rl.loss.average"].options == ("token", "sequence", "constant")
+
+
+def test_an_untouched_form_is_the_default_configuration():
+    rl = spec_form.rl_from_form(form())
+    assert RLConfig.model_validate(rl) == RLConfig().resolved()
+    assert rl == spec_form.default_values()
+
+
+def test_what_is_changed_is_what_is_sent():
+    rl = spec_form.rl_from_form(
+        form(
+            {
+                "rl.steps": " 7 ",
+                "rl.shuffle": None,
+                "rl.mask_truncated": "on",
+                "rl.sampling.temperature": "0.7",
+                "rl.sampling.stop": "END\r\n\\n\r\na\\\\n",
+                "rl.tuning.targets": ["q_proj", "v_proj"],
+                "rl.optimizer.learning_rate": "",
+            }
+        )
+    )
+    config = RLConfig.model_validate(rl)
+    assert (config.steps, config.shuffle, config.mask_truncated) == (7, False, True)
+    assert config.sampling.temperature == 0.7
+    assert config.sampling.stop == ("END", "\n", "a\\n")
+    assert config.tuning == LoRA(targets=("q_proj", "v_proj"))
+    assert config.optimizer.learning_rate is None
+
+
+def test_the_other_kind_of_tuning_takes_none_of_loras_settings():
+    rl = spec_form.rl_from_form(form({"rl.tuning.type": "full"}))
+    assert RLConfig.model_validate(rl).tuning == FullFineTuning()
+
+
+def test_stop_texts_survive_being_shown():
+    stop = ["END", "\n", "a\\n"]
+    knob = next(knob for knob in knobs() if knob.path == "rl.sampling.stop")
+    shown = spec_form.Knob(knob.path, knob.kind, knob.label, knob.help, stop).shown
+    assert spec_form.rl_from_form(form({knob.path: shown}))["sampling"]["stop"] == stop
+
+
+def test_what_was_typed_is_shown_again_right_or_wrong():
+    values = spec_form.shown_values(
+        form({"rl.steps": "many", "rl.loss.clip_low": "0.1"}), spec_form.default_values()
+    )
+    assert (values["steps"], values["loss"]["clip_low"], values["group_size"]) == ("many", 0.1, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({}, {}),
+        ({"rl.steps": "31"}, {"steps": 31}),
+        ({"rl.sampling.max_tokens": "32", "rl.devices": "2"}, {"sampling": {"max_tokens": 32}, "devices": 2}),
+        ({"rl.tuning.type": "full"}, {"tuning": {"type": "full"}}),
+        ({"rl.tuning.rank": "8"}, {"tuning": {"type": "lora", "rank": 8}}),
+    ],
+)
+def test_only_differences_need_saying(changes, difference):
+    rl = spec_form.rl_from_form(form(changes))
+    assert spec_form.differences(rl, spec_form.default_values()) == difference
+
+
+def test_errors_are_told_by_dotted_path_without_the_unions_tags():
+    content = {
+        "model": "m",
+        "training_file": "f",
+        "grader": {"type": "math"},
+        "rl": {"steps": "many", "group_size": 1, "tuning": {"type": "lora", "rank": 0}},
+    }
+    with pytest.raises(ValidationError) as caught:
+        JobSpec.model_validate(content)
+    errors = spec_form.field_errors(caught.value)
+    assert set(errors) == {"grader.reference", "rl.steps", "rl.group_size", "rl.tuning.rank"}
+    assert "greater than or equal to 2" in errors["rl.group_size"]
