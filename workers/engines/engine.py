@@ -195,6 +195,11 @@ class TorchEngine:
         run = self._run(run_key)
         return len(run.running), len(run.waiting)
 
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of KV cache held now; never above ``kv_tokens``."""
+        return sum(run.pool.tokens for run in self._runs.values())
+
     def _run(self, run_key: str) -> _Run:
         if run_key not in self._runs:
             raise ValueError(f"run {run_key} is not open")

@@ -111,6 +111,10 @@ class TorchTrainer:
             raise ValueError(f"run {run_key} is not open")
         return self._runs[run_key]
 
+    def parameters(self, run_key: str) -> dict[str, Tensor]:
+        """The run's trained tensors themselves, fp32."""
+        return self._run(run_key).parameters.named
+
     # ------------------------------------------------------------ computing
 
     @torch.no_grad()
@@ -143,7 +147,7 @@ class TorchTrainer:
         logprobs, entropy = _forward(weights, adapters, micro, run.spec.sampling.temperature)
         loss, sums = _loss(run.spec, micro, denominator, logprobs, entropy)
         if not bool(torch.isfinite(loss)):
-            raise NotFinite(f"run {run_key}: the loss is {float(loss)}")
+            raise NotFinite(f"run {run_key}: the loss is {float(loss.detach())}")
         loss.backward()
         return sums
 

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+
+from workers.rl.batching import (
+    Batch,
+    Denominator,
+    denominator,
+    micro_batch_indices,
+    micro_batches,
+    split_updates,
+)
+
+
+def batch(groups: list[int], lengths: list[int], keep: list[bool] | None = None) -> Batch:
+    return Batch(
+        groups=groups,
+        prompts=[(group + 1,) for group in groups],
+        completions=[tuple(range(length)) for length in lengths],
+        engine_logprobs=[[-1.0] * length for length in lengths],
+        advantages=[float(index) for index in range(len(groups))],
+        keep=keep or [True] * len(groups),
+    )
+
+
+def test_denominator_counts_kept_samples_and_adds_over_workers() -> None:
+    total = denominator(batch([0, 0, 1], [2, 3, 7], [True, False, True]), max_tokens=9)
+    assert total == Denominator(tokens=9, sequences=2, max_tokens=9)
+    assert total + total == Denominator(18, 4, 9)
+    with pytest.raises(ValueError, match="different max_tokens"):
+        total + Denominator(1, 1, 5)
+
+
+def test_updates_hold_whole_groups() -> None:
+    whole = batch([2, 0, 1, 0, 2, 1], [1, 2, 3, 4, 5, 6])
+    parts = split_updates(whole, 2)
+    assert [part.groups for part in parts] == [[0, 0], [2, 1, 2, 1]]
+    assert [part.advantages for part in parts] == [[1.0, 3.0], [0.0, 2.0, 4.0, 5.0]]
+    with pytest.raises(ValueError, match="3 groups cannot be split into 4"):
+        split_updates(whole, 4)
+
+
+def test_micro_batches_keep_groups_together_and_lose_nothing() -> None:
+    whole = batch([1, 0, 1, 0, 0], [3, 2, 9, 4, 4])
+    indices = micro_batch_indices(whole, 2)
+    assert indices == [[3, 4], [1, 2], [0]]
+    assert [part.groups for part in micro_batches(whole, 2)] == [[0, 0], [0, 1], [1]]
+    assert micro_batch_indices(whole, 2) == indices
+
+
+def test_old_and_reference_logprobs_travel_with_their_samples() -> None:
+    whole = batch([0, 1], [1, 2]).with_logprobs(old=[[-1.0], [-2.0, -3.0]])
+    assert whole.with_logprobs(reference=[[0.0], [0.0, 0.0]]).select([1]).old_logprobs == [[-2.0, -3.0]]
+    assert whole.select([1]).reference_logprobs is None
+
+
+def test_bad_batches_are_refused() -> None:
+    good = vars(batch([0, 1], [1, 2]))
+    with pytest.raises(ValueError, match="one entry per sample"):
+        Batch(**good | {"keep": [True]})
+    with pytest.raises(ValueError, match="sample 1: 2 tokens but 1 engine_logprobs"):
+        Batch(**good | {"engine_logprobs": [[0.0], [0.0]]})
+    with pytest.raises(ValueError, match="sample 0: prompt and completion need at least one token"):
+        Batch(**good | {"completions": [(), (1, 2)], "engine_logprobs": [[], [0.0, 0.0]]})
