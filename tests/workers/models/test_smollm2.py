@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from infra.embedded.paths import PROJECT
 from tests.workers.engines.adapters import logits
+from workers.engines.engine import TorchEngine
+from workers.engines.sequences import Request
 from workers.engines.weights import load_weights
 from workers.models import smollm2
 from workers.models.chat import ChatTokenizer
@@ -51,4 +53,9 @@ def test_folder_equals_transformers_and_knows_things() -> None:
         expected = model(torch.tensor([ids])).logits[0]
     found = logits(weights, ids)
     assert (found - expected).abs().max() < 1e-3
-    assert "The" in tokenizer.decode(found[-1].topk(3).indices.tolist())
+    engine = TorchEngine(weights, tokenizer)
+    engine.open("chat")
+    question = tuple(tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}]))
+    engine.submit([Request("chat", (0,), question, 24, (0,), temperature=0.0, stop_ids=tokenizer.eos_ids)])
+    (answer,) = engine.decode().finished
+    assert "Paris" in tokenizer.decode(answer.tokens)
