@@ -51,7 +51,7 @@ def write_builtin(folder: Path) -> list[BuiltinDataset]:
             description="Write one sentence about a topic with exactly as many words as asked.",
             path=write_rows(folder / "exact-words.jsonl", word_rows),
             grader=PythonGrader(type="python", name="exact_words", source=WORDS_GRADER, timeout_s=2.0),
-            rl=recommended(learning_rate=6e-4, max_tokens=24),
+            rl=recommended(learning_rate=7e-4, max_tokens=24),
         ),
         BuiltinDataset(
             name="small-sums",
