@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -20,6 +21,8 @@ import httpx
 
 from infra.embedded import processes
 from infra.embedded.stack import Stack
+
+logging.getLogger("httpx").setLevel(logging.WARNING)
 
 LIMIT_S = 120.0
 OVER = {"succeeded", "failed", "cancelled"}
@@ -125,7 +128,7 @@ class Service:
         """``kill -9`` every process of this service whose command line matches; how many."""
         ray = processes.recall(self._stack.var / "run" / "ray.pid")
         scheduler = processes.recall(self._stack.var / "run" / "scheduler.pid")
-        ours = {pid for root in (ray, scheduler) if root for pid in processes.family(root)}
+        ours = {process.pid for root in (ray, scheduler) if root for process in processes.family(root)}
         doomed = [pid for pid in ours if re.search(pattern, processes.command_line(pid))]
         for pid in doomed:
             os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,393 @@
+"""The console in a real Chromium against a real uvicorn: a person signs in and watches a job live.
+
+The test process plays the scheduler: it writes steps, samples, sub-stages and events through the services,
+and the page follows by its stream alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from backend.jobs.attempts import attempt_succeed
+from backend.jobs.events import event_add
+from backend.jobs.models import Attempt, Event, Job
+from backend.pool.models import Device
+from backend.tenants.models import Membership, Organization, Role, User
+from infra.embedded.paths import PROJECT
+from tests import factories
+from tests.frontend import stage
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+PICTURES = PROJECT / "var" / "screenshots"
+#: A pinned set: no sandbox (CI runs as root), no GPU, and nothing that calls home.
+FLAGS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --disable-dev-shm-usage"
+).split()
+START_S = 60
+LIVE_MS = 15_000
+WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 380, "height": 800}
+
+
+# ---------------------------------------------------------------- a server and a browser
+
+
+@pytest.fixture(autouse=True)
+def orm_beside_playwright(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Playwright's synchronous interface runs an event loop in this thread, which Django would refuse."""
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    path = os.environ.get("CHROME") or next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
+    if path is None:
+        pytest.skip("no Chromium: set CHROME to one, or install it (Debian: apt-get install chromium)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Server:
+    """uvicorn on the test database. The listening socket is ours, so that a restart keeps the address."""
+
+    listener: socket.socket
+    environment: dict[str, str]
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+
+    def start(self) -> None:
+        descriptor = self.listener.fileno()
+        command = [sys.executable, "-m", "uvicorn", "backend.asgi:application", "--fd", str(descriptor)]
+        command += ["--timeout-graceful-shutdown", "2", "--log-level", "warning"]
+        self.process = subprocess.Popen(  # noqa: S603
+            command, pass_fds=[descriptor], env=self.environment, cwd=PROJECT
+        )
+        self._wait()
+
+    def _wait(self) -> None:
+        """The socket listens before the server does: the first answer says that it is up."""
+        deadline = time.monotonic() + START_S
+        while True:
+            assert self.process is not None and self.process.poll() is None, "uvicorn ended"
+            try:
+                urllib.request.urlopen(f"{self.address}/sign-in", timeout=START_S).close()  # noqa: S310
+                return
+            except urllib.error.URLError:
+                assert time.monotonic() < deadline, f"no answer within {START_S} s"
+
+    def stop(self) -> None:
+        if self.process is None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(timeout=15)
+
+
+@pytest.fixture
+def server(transactional_db: None, redis_url: str, tmp_path: Path) -> Iterator[Server]:
+    place = connection.settings_dict
+    database = f"postgresql://{quote(place['USER'])}@/{quote(place['NAME'])}?host={quote(place['HOST'])}"
+    if place["PORT"]:
+        database += f"&port={place['PORT']}"
+    folders = {
+        f"JIGSAW_{name}_DIR": str(tmp_path / name.lower()) for name in ("FILES", "MODELS", "CHECKPOINTS")
+    }
+    environment = {
+        **os.environ,
+        **folders,
+        "DATABASE_URL": database,
+        "REDIS_URL": redis_url,
+        "DJANGO_SETTINGS_MODULE": "backend.settings",
+    }
+    if place["PASSWORD"]:
+        environment["PGPASSWORD"] = place["PASSWORD"]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        started = Server(listener, environment)
+        try:
+            started.start()
+            yield started
+        finally:
+            started.stop()
+
+
+@dataclass
+class Complaints:
+    """What a page must not do: log an error, fail a request, ask another host."""
+
+    said: list[str] = field(default_factory=list)
+
+    def watch(self, page: Page, address: str) -> None:
+        def asked(url: str) -> None:
+            if not url.startswith((address, "data:", "blob:")):
+                self.said.append(f"asked for {url}")
+
+        page.on("console", lambda m: self.said.append(m.text) if m.type in {"error", "warning"} else None)
+        page.on("pageerror", lambda error: self.said.append(str(error)))
+        page.on("request", lambda request: asked(request.url))
+
+
+@dataclass
+class Seat:
+    """A person in front of the console, with a job that has trained three steps."""
+
+    page: Page
+    address: str
+    complaints: Complaints
+    user: User
+    organization: Organization
+    job: Job
+    attempt: Attempt
+    devices: list[Device]
+    at: object
+
+    def open(self, path: str) -> None:
+        self.page.goto(f"{self.address}{path}")
+
+    def train(self, steps: int) -> None:
+        """The job trains further steps; the page is not told but by the stream."""
+        self.attempt.refresh_from_db()
+        self.job.refresh_from_db()
+        for step in range(self.job.steps_done, self.job.steps_done + steps):
+            self.at = stage.run_step(self.attempt, step, self.devices, self.at)
+
+    def points(self, chart: str) -> int:
+        return self.page.evaluate(
+            "key => document.querySelector(`[data-chart=${key}]`).data?.at(-1).x.length ?? 0", chart
+        )
+
+    def wait_for_points(self, chart: str, number: int) -> None:
+        self.page.wait_for_function(
+            "([key, number]) => document.querySelector(`[data-chart=${key}]`).data?.at(-1).x.length === number",
+            arg=[chart, number],
+            timeout=LIVE_MS,
+        )
+
+    def is_wider_than_the_screen(self) -> bool:
+        return self.page.evaluate(
+            "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+        )
+
+
+@pytest.fixture
+def seat(chromium: Browser, server: Server, tmp_path: Path) -> Iterator[Seat]:
+    organization = factories.organization("Acme")
+    user = factories.user("ada@example.com", factories.PASSWORD)
+    Membership.objects.create(organization=organization, user=user, role=Role.MEMBER)
+    job = factories.job(organization, tmp_path, name="Lighthouse sentences")
+    factories.dataset(tmp_path, "sums")
+    start = timezone.now() - timedelta(minutes=10)
+    devices = stage.devices(2, start)
+    attempt = stage.admit(job, devices)
+    context = chromium.new_context(viewport=WIDE)
+    page = context.new_page()
+    complaints = Complaints()
+    complaints.watch(page, server.address)
+    seated = Seat(page, server.address, complaints, user, organization, job, attempt, devices, start)
+    seated.train(3)
+    sign_in(seated)
+    yield seated
+    context.close()
+    assert complaints.said == []
+
+
+def sign_in(seat: Seat) -> None:
+    seat.open("/jobs")
+    seat.page.get_by_label("E-mail").fill(seat.user.email)
+    seat.page.get_by_label("Password").fill(factories.PASSWORD)
+    seat.page.get_by_role("button", name="Sign in").click()
+    seat.page.wait_for_url("**/jobs")
+
+
+# ---------------------------------------------------------------- journeys
+
+
+def test_a_person_watches_a_job_live(seat: Seat, tmp_path: Path):
+    page = seat.page
+    expect(page.locator("[data-live]")).to_have_text("Live", timeout=LIVE_MS)
+    row = page.locator("tr", has_text="Lighthouse sentences")
+    expect(row).to_contain_text("3 / 30 steps")
+    seat.train(1)
+    expect(row).to_contain_text("4 / 30 steps", timeout=LIVE_MS)
+
+    row.get_by_role("link").click()
+    page.wait_for_url(f"**/jobs/{seat.job.public_id}")
+    expect(page.locator("[data-live]")).to_have_text("Live", timeout=LIVE_MS)
+    page.evaluate("window.notReloaded = true")
+    seat.wait_for_points("reward", 4)
+
+    seat.train(2)
+    for chart in ("reward", "loss", "kl", "entropy", "completion_length", "tokens_per_s", "cost", "mismatch"):
+        seat.wait_for_points(chart, 6)
+    expect(page.locator("#job-header")).to_contain_text("6 of 30 steps", timeout=LIVE_MS)
+
+    page.get_by_role("tab", name="Samples").click()
+    expect(page.locator("#samples")).to_contain_text("The old lighthouse keeper", timeout=LIVE_MS)
+    expect(page.locator("#samples .groups")).to_have_attribute("data-step", "5")
+    seat.train(1)
+    expect(page.locator("#samples .groups")).to_have_attribute("data-step", "6", timeout=LIVE_MS)
+    page.get_by_role("button", name="Step before").click()
+    expect(page.locator("#samples .groups")).to_have_attribute("data-step", "5", timeout=LIVE_MS)
+
+    page.get_by_role("tab", name="Timeline").click()
+    page.locator("label", has_text="All").click()
+    lanes = "document.getElementById('timeline-plot').data?.reduce((n, t) => n + t.x.length, 0)"
+    page.wait_for_function(f"{lanes} === {7 * len(stage.STEP) * len(seat.devices)}", timeout=LIVE_MS)
+    seat.train(1)
+    page.wait_for_function(f"{lanes} === {8 * len(stage.STEP) * len(seat.devices)}", timeout=LIVE_MS)
+
+    page.get_by_role("tab", name="Checkpoints").click()
+    folder = tmp_path / "step-8"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text("{}")
+    stage.save_checkpoint(seat.attempt, 8, str(folder), final=True)
+    expect(page.locator("#checkpoints")).to_contain_text("After 8 steps", timeout=LIVE_MS)
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download").click()
+    assert download.value.suggested_filename == f"{seat.job.public_id}-step-8.tar"
+
+    page.get_by_role("tab", name="Events").click()
+    expect(page.locator("#event-list")).to_contain_text("Checkpoint at step 8 saved.")
+    seat.attempt.refresh_from_db()
+    attempt_succeed(attempt=seat.attempt, stimulus="test")
+    expect(page.locator("[data-status]")).to_have_text("Succeeded", timeout=LIVE_MS)
+    expect(page.locator("[data-live]")).to_have_text("Finished", timeout=LIVE_MS)
+    assert page.evaluate("window.notReloaded")
+
+
+def test_what_happened_while_the_server_was_away_is_caught_up(seat: Seat, server: Server):
+    seat.open(f"/jobs/{seat.job.public_id}")
+    expect(seat.page.locator("[data-live]")).to_have_text("Live", timeout=LIVE_MS)
+    seat.wait_for_points("reward", 3)
+    server.stop()
+    seat.train(2)
+    expect(seat.page.locator("[data-live]")).to_have_text("Reconnecting", timeout=LIVE_MS)
+    server.start()
+    seat.wait_for_points("reward", 5)
+    expect(seat.page.locator("[data-live]")).to_have_text("Live", timeout=LIVE_MS)
+    # The refused connections are the browser's to report; nothing else is.
+    seat.complaints.said[:] = [said for said in seat.complaints.said if "ERR_" not in said]
+
+
+def test_a_page_left_open_does_not_grow(seat: Seat):
+    seat.open(f"/jobs/{seat.job.public_id}#events")
+    expect(seat.page.locator("[data-live]")).to_have_text("Live", timeout=LIVE_MS)
+    for number in range(150):
+        event_add(job=seat.job, type=Event.Type.MESSAGE, message=f"message {number}")
+    rows = seat.page.locator("#event-list li[data-type=message]")
+    expect(rows.first).to_contain_text("message 149", timeout=LIVE_MS)
+    expect(rows).to_have_count(60)
+
+
+def test_a_job_is_created_with_checks_while_typing(seat: Seat):
+    page = seat.page
+    page.get_by_role("link", name="New job").first.click()
+    expect(page.locator("#curl")).to_contain_text('"training_file": "sums"', timeout=LIVE_MS)
+    expect(page.locator("#curl")).not_to_contain_text("group_size")
+    page.get_by_label("Group size").fill("1")
+    expect(page.locator('[data-error-for="rl.group_size"]')).to_contain_text(
+        "greater than or equal to 2", timeout=LIVE_MS
+    )
+    page.get_by_label("Group size").fill("6")
+    expect(page.locator('[data-error-for="rl.group_size"]')).to_be_empty(timeout=LIVE_MS)
+    expect(page.locator("#curl")).to_contain_text('"group_size": 6', timeout=LIVE_MS)
+    expect(page.locator("#sums")).to_contain_text("24")
+    page.locator("label", has_text="Every weight").click()
+    expect(page.get_by_label("Learning rate")).to_have_value("0.00001")
+    page.locator("label", has_text="LoRA adapter").click()
+    page.get_by_label("Name", exact=True).fill("from the browser")
+    page.get_by_role("button", name="Create job").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("from the browser", timeout=LIVE_MS)
+    job = Job.objects.get(name="from the browser")
+    assert (job.spec["rl"]["group_size"], job.spec["rl"]["tuning"]["type"]) == (6, "lora")
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Cancel job").click()
+    expect(page.locator("[data-status]")).to_have_text("Cancelled", timeout=LIVE_MS)
+
+
+def test_a_file_is_uploaded_in_the_form(seat: Seat, tmp_path: Path):
+    page = seat.page
+    seat.open("/jobs/new")
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"messages": [{"role": "user", "content": "hi"}]}\nnot json\n')
+    page.get_by_label("Upload JSONL").set_input_files(bad)
+    expect(page.locator("#upload-error")).to_contain_text("ine 2", timeout=LIVE_MS)
+    seat.complaints.said[:] = [said for said in seat.complaints.said if "400 (Bad Request)" not in said]
+    good = factories.write_rows(tmp_path / "good.jsonl", factories.rows_with_answers(3))
+    page.get_by_label("Upload JSONL").set_input_files(good)
+    expect(page.locator("#training_file option:checked")).to_have_text("good.jsonl · 3 rows", timeout=LIVE_MS)
+    expect(page.locator("#grader_json")).to_be_visible()
+
+
+def test_the_keyboard_reaches_everything_on_the_job_page(seat: Seat):
+    page = seat.page
+    seat.open(f"/jobs/{seat.job.public_id}")
+    page.get_by_role("tab", name="Metrics").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("tab", name="Samples")).to_be_focused()
+    expect(page.locator("#samples")).to_be_visible()
+    page.keyboard.press("End")
+    expect(page.locator("#configuration")).to_be_visible()
+    assert page.url.endswith("#configuration")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("screen", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_pages_fit_the_screen_in_both_themes(seat: Seat, scheme: str, screen: dict[str, int]):
+    page = seat.page
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size(screen)
+    job = f"/jobs/{seat.job.public_id}"
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    tabs = ("samples", "timeline", "events", "checkpoints", "cost", "configuration")
+    for path in ("/jobs", "/jobs/new", job, *(f"{job}#{tab}" for tab in tabs)):
+        seat.open("/jobs")  # a change of the fragment alone would not load the page
+        seat.open(path)
+        page.wait_for_load_state("load")
+        if path == job:
+            seat.wait_for_points("reward", 3)
+        if path.endswith("#timeline"):
+            page.wait_for_function("document.getElementById('timeline-plot').data", timeout=LIVE_MS)
+        assert not seat.is_wider_than_the_screen(), path
+        name = path.removeprefix(job).strip("/#").replace("/", "-") or "job"
+        page.screenshot(path=PICTURES / f"{name}-{scheme}-{screen['width']}.png", full_page=True)
+
+
+def test_the_theme_is_chosen_by_hand_and_kept(seat: Seat):
+    page = seat.page
+    page.emulate_media(color_scheme="light")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(paper)
+    page.get_by_role("button", name="Switch between light and dark").click()
+    dark = page.evaluate(paper)
+    assert dark != light
+    page.reload()
+    assert page.evaluate(paper) == dark
