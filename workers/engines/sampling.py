@@ -50,17 +50,20 @@ def sample(
     Log-probs are of the whole softmax at the temperature (1 where the temperature is 0).
     """
     greedy = temperature_N == 0
-    scaled = logits_NV.float() / torch.where(greedy, 1.0, temperature_N).unsqueeze(1)
-    peak = scaled.amax(dim=1, keepdim=True)
-    mass = (scaled - peak).exp_()
+    divisor = torch.where(greedy, 1.0, temperature_N).unsqueeze(1)
+    # One buffer for all: fresh megabytes per operation would cost more than the arithmetic.
+    mass = logits_NV.float() if logits_NV.dtype != torch.float32 else logits_NV.clone()
+    mass.div_(divisor)
+    peak = mass.amax(dim=1, keepdim=True)
+    mass.sub_(peak).exp_()
     log_total = _block_mass(mass).sum(dim=1).log()
     narrowed = top_p_N < 1
     if bool(narrowed.any()):
         mass[narrowed] = nucleus(mass[narrowed], top_p_N[narrowed])
     tokens = inverse_cdf(mass, uniform_N)
     if bool(greedy.any()):
-        tokens = torch.where(greedy, scaled.argmax(dim=1), tokens)
-    chosen = scaled.gather(1, tokens.unsqueeze(1)) - peak
+        tokens = torch.where(greedy, logits_NV.argmax(dim=1), tokens)
+    chosen = logits_NV.gather(1, tokens.unsqueeze(1)).float() / divisor - peak
     return tokens, (chosen.squeeze(1).double() - log_total).float()
 
 
