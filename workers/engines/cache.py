@@ -54,6 +54,10 @@ class Pool:
                 tensor[target] = tensor[source]
 
 
+def bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
+    return 2 * config.layers * config.kv_heads * config.head_dim * dtype.itemsize
+
+
 def rounded(length: int) -> int:
     return -(-length // ROUND) * ROUND
 

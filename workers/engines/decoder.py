@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from workers.engines.functions import gated_silu, rms_norm, rotate
 from workers.engines.weights import Layer, Weights
@@ -44,18 +45,34 @@ Adapters = tuple[dict[str, LowRank], ...]
 
 
 def hidden_states(
-    weights: Weights, tokens_T: Tensor, positions_T: Tensor, attend: Attend, adapters: Adapters | None
+    weights: Weights,
+    tokens_T: Tensor,
+    positions_T: Tensor,
+    attend: Attend,
+    adapters: Adapters | None,
+    recompute: bool = False,
 ) -> Tensor:
-    """Final normed hidden states, [T, hidden] in the weights' type."""
+    """Final normed hidden states, [T, hidden] in the weights' type.
+
+    ``recompute`` keeps only each block's input for the way back (https://arxiv.org/abs/1604.06174).
+    """
     config = weights.config
     cos, sin = (table[positions_T].unsqueeze(1) for table in rotary_tables(config, weights.device))
     residual = functional.embedding(tokens_T, weights.embed).float()
-    for index, layer in enumerate(weights.layers):
+
+    def block(index: int, residual: Tensor) -> Tensor:
+        layer = weights.layers[index]
         lora = adapters[index] if adapters is not None else {}
         x = rms_norm(residual, layer.attn_norm, config.norm_eps, weights.dtype)
         residual = residual + _attention(config, layer, index, x, cos, sin, attend, lora)
         x = rms_norm(residual, layer.mlp_norm, config.norm_eps, weights.dtype)
-        residual = residual + _feed_forward(layer, x, lora)
+        return residual + _feed_forward(layer, x, lora)
+
+    for index in range(config.layers):
+        if recompute:
+            residual = checkpoint(block, index, residual, use_reentrant=False)
+        else:
+            residual = block(index, residual)
     return rms_norm(residual, weights.norm, config.norm_eps, weights.dtype)
 
 

@@ -9,9 +9,9 @@ run's adapter. Prompts shared by a group are computed once. The engine is driven
 only inside ``prefill`` and ``decode``, which return as soon as their boundary is reached or the caller says
 stop.
 
-Memory: the base weights (twice on a CPU in bf16: a blocked copy for speed) plus at most ``kv_tokens`` tokens
-of KV cache (``cache.py``), of which a sequence reserves its prompt and ``max_tokens``: a running sequence
-never has to be thrown out. Not thread-safe.
+Memory: the base weights (on a CPU in bf16 a blocked copy of them, for speed) and at most ``kv_tokens`` tokens
+of KV cache of ``cache.bytes_per_token`` each. A sequence reserves its prompt and ``max_tokens``, so a running
+sequence never has to be thrown out. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class _Run:
     pool: Pool
     waiting: deque[_Row] = field(default_factory=deque)
     running: list[_Row] = field(default_factory=list)  # row i of the pool is running[i]
+    finished: list[Sampled] = field(default_factory=list)  # not handed out yet
 
     def rows(self) -> list[_Row]:
         return [*self.running, *self.waiting]
@@ -72,8 +73,7 @@ class TorchEngine:
         kv_tokens: int = 65_536,
     ) -> None:
         """``tokenizer`` is needed for stop texts only."""
-        self._weights = weights
-        self._fast = blocked(weights)
+        self._weights = blocked(weights)
         self._tokenizer = tokenizer
         self._max_batch = max_batch
         self._kv_tokens = kv_tokens
@@ -110,10 +110,7 @@ class TorchEngine:
         if others:
             raise ValueError(f"run {run_key} cannot replace the weights: run {others[0]} computes with them")
         old = self._weights
-        # The old copies go first: three of them would not fit where two do.
-        del self._weights, self._fast
-        self._weights = from_state_dict(old.config, tensors, old.dtype, old.device)
-        self._fast = blocked(self._weights)
+        self._weights = blocked(from_state_dict(old.config, tensors, old.dtype, old.device))
         self._set(run_key, version, None)
 
     def drop_adapter(self, run_key: str) -> None:
@@ -188,6 +185,7 @@ class TorchEngine:
         run = self._run(run_key)
         run.waiting.clear()
         run.running.clear()
+        run.finished.clear()
         run.pool = self._new_pool()
 
     def counts(self, run_key: str) -> tuple[int, int]:
@@ -234,7 +232,9 @@ class TorchEngine:
     ) -> Progress:
         """Sample one token per running sequence and step, until ``min_running`` or fewer are unfinished.
 
-        Waiting sequences join as soon as rows and memory allow. ``should_stop`` is asked before every step.
+        Waiting sequences join as soon as rows and memory allow; the call returns when nothing runs and
+        nothing can join because runs that were not asked for hold everything. ``should_stop`` is asked before
+        every step.
         """
         runs = list(self._runs.values()) if run_keys is None else [self._run(key) for key in run_keys]
         progress = Progress()
@@ -246,12 +246,17 @@ class TorchEngine:
                 if run.waiting:
                     self._prefill_some(run, max_tokens_per_forward, progress)
             active = [run for run in runs if run.running]
+            if not active and not any(run.finished for run in runs):
+                break  # runs that were not asked for hold all rows or memory
             if active:
                 self._step(active, progress)
             steps += 1
         return self._counted(progress, runs)
 
     def _counted(self, progress: Progress, runs: Sequence[_Run]) -> Progress:
+        for run in runs:
+            progress.finished += run.finished
+            run.finished = []
         progress.running = sum(len(run.running) for run in runs)
         progress.waiting = sum(len(run.waiting) for run in runs)
         return progress
@@ -263,6 +268,17 @@ class TorchEngine:
         if not rows:
             return False
         first = len(run.running) - len(rows)
+        try:
+            self._compute_prompts(run, rows, first, progress)
+        except BaseException:
+            # Out of memory, or interrupted: what was not computed waits again.
+            if len(run.running) == first + len(rows):
+                del run.running[first:]
+                run.waiting.extendleft(reversed(rows))
+            raise
+        return True
+
+    def _compute_prompts(self, run: _Run, rows: Sequence[_Row], first: int, progress: Progress) -> None:
         prompts: dict[tuple[int, ...], int] = {}
         for row in rows:
             prompts.setdefault(row.sequence.request.prompt, len(prompts))
@@ -272,7 +288,7 @@ class TorchEngine:
         ends, cells = _cache_cells(list(prompts), replays, first)
         source, targets, places = (torch.tensor(column, device=device) for column in zip(*cells, strict=True))
         hidden = hidden_states(
-            self._fast,
+            self._weights,
             batch.tokens_T,
             batch.positions_T,
             prefill_attention(batch, run.pool, source, targets, places),
@@ -280,7 +296,6 @@ class TorchEngine:
         )
         progress.prompt_tokens += len(batch.tokens_T)
         self._emit([(run, row) for row in rows], hidden[torch.tensor(ends, device=device)], progress)
-        return True
 
     def _admit(self, run: _Run, max_tokens: int) -> list[_Row]:
         """Move waiting sequences, oldest first, to the run's rows, and make room for them."""
@@ -334,7 +349,7 @@ class TorchEngine:
         parts = list(
             zip([run.pool for run in runs], places.split([len(run.running) for run in runs]), strict=True)
         )
-        hidden = hidden_states(self._fast, tokens, places, decode_attention(parts), self._adapters(runs))
+        hidden = hidden_states(self._weights, tokens, places, decode_attention(parts), self._adapters(runs))
         self._emit(rows, hidden, progress)
 
     def _adapters(self, runs: Sequence[_Run]) -> Adapters | None:
@@ -351,7 +366,7 @@ class TorchEngine:
         requests = [row.sequence.request for _, row in rows]
         numbers = uniforms([row.stream for _, row in rows], [len(row.sequence.tokens) for _, row in rows])
         tokens, logprobs = sample(
-            head_logits(self._fast, hidden),
+            head_logits(self._weights, hidden),
             torch.tensor([request.temperature for request in requests], device=device),
             torch.tensor([request.top_p for request in requests], device=device),
             torch.from_numpy(numbers).to(device),
@@ -364,7 +379,7 @@ class TorchEngine:
             row.sequence.finish = _finish(row)
         progress.sampled_tokens += len(rows)
         for run in {id(run): run for run, _ in rows}.values():
-            progress.finished.extend(self._retire(run))
+            self._retire(run)
 
     def _refuse_not_finite(self, rows: Sequence[tuple[_Run, _Row]], logprobs: Tensor) -> None:
         good = torch.isfinite(logprobs)
@@ -373,8 +388,8 @@ class TorchEngine:
             self.drop(key)
             raise NotFinite(key)
 
-    def _retire(self, run: _Run) -> list[Sampled]:
-        finished = [row.sequence for row in run.running if row.sequence.finish is not None]
+    def _retire(self, run: _Run) -> None:
+        run.finished += [row.sequence for row in run.running if row.sequence.finish is not None]
         for index in range(len(run.running) - 1, -1, -1):
             if run.running[index].sequence.finish is not None:
                 last = run.running.pop()
@@ -383,7 +398,6 @@ class TorchEngine:
                     run.running[index] = last
         if not run.running:
             run.pool = self._new_pool()
-        return finished
 
 
 def _finish(row: _Row) -> str | None:

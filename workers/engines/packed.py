@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from workers.engines.decoder import Attend
 from workers.engines.functions import collect, spread
+from workers.models.config import ModelConfig
 
 # Below this many keys the plain softmax is faster than the flash kernel on a CPU, above all backwards.
 MATH_KEYS = 1024
@@ -36,6 +37,16 @@ class PackedBatch:
     row_prompt_R: Tensor
     visible_RLL: Tensor  # [R, Lr, Lp + Lr]
     last_P: Tensor  # flat index of each prompt's last token
+
+    def activation_bytes(self, config: ModelConfig, itemsize: int) -> int:
+        """About what a training pass keeps for the way back, if every block keeps all of it."""
+        tokens, (rows, row_length, keys) = len(self.tokens_T), self.visible_RLL.shape
+        prompts, prompt_length = self.prompt_pad_PL.shape
+        streams = 2 * 4 * config.hidden + itemsize * (2 * config.hidden + 3 * config.intermediate)
+        projections = itemsize * 3 * config.head_dim * (config.heads + 2 * config.kv_heads)
+        # Softmax in fp32 and its rounded copy.
+        scores = (rows * row_length * keys + prompts * prompt_length**2) * config.heads * (4 + itemsize)
+        return config.layers * (tokens * (streams + projections) + scores)
 
 
 def pack(

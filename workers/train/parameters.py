@@ -48,7 +48,7 @@ class Parameters(ABC):
 
     @abstractmethod
     def export(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """What the rollout engine loads to compute the same."""
+        """What the rollout engine loads to compute the same; copies, on the CPU."""
 
     @abstractmethod
     def save(self, folder: Path, base_model: str, model_folder: Path) -> None: ...
@@ -58,7 +58,7 @@ class Parameters(ABC):
 
     def gradients(self) -> dict[str, Tensor]:
         return {
-            name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+            name: torch.zeros(tensor.shape) if tensor.grad is None else tensor.grad.cpu()
             for name, tensor in self.named.items()
         }
 
@@ -81,7 +81,7 @@ class LoraParameters(Parameters):
 
     def export(self, dtype: torch.dtype) -> dict[str, Tensor]:
         # fp32 whatever the compute type: the engine scales before it rounds, as ``compute`` does.
-        return {name: tensor.detach().clone() for name, tensor in self.named.items()}
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.named.items()}
 
     def save(self, folder: Path, base_model: str, model_folder: Path) -> None:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.named.items()}
@@ -121,7 +121,7 @@ class FullParameters(Parameters):
     def export(self, dtype: torch.dtype) -> dict[str, Tensor]:
         with torch.no_grad():
             state = self._rounded(dtype).state_dict()
-        return {name: tensor.clone() for name, tensor in state.items()}
+        return {name: tensor.to("cpu", copy=True) for name, tensor in state.items()}
 
     def save(self, folder: Path, base_model: str, model_folder: Path) -> None:
         tensors = {

@@ -77,9 +77,14 @@ class _Run:
 
 
 class TorchTrainer:
-    def __init__(self, weights: Weights) -> None:
-        """``weights`` are frozen, and may be shared with an engine of this process."""
+    def __init__(self, weights: Weights, activation_bytes: int = 2 * 2**30) -> None:
+        """``weights`` are frozen, and may be shared with an engine of this process.
+
+        A micro-batch that would keep more than ``activation_bytes`` computes its blocks again on the way
+        back.
+        """
         self._base = weights
+        self._keep = activation_bytes
         self._runs: dict[str, _Run] = {}
 
     # ------------------------------------------------------------ runs
@@ -127,7 +132,7 @@ class TorchTrainer:
             weights, adapters = self._base, None
         else:
             weights, adapters = run.parameters.compute(self._base)
-        found, _ = _forward(weights, adapters, batch, run.spec.sampling.temperature)
+        found, _ = _forward(weights, adapters, batch, run.spec.sampling.temperature, self._keep)
         return [part.tolist() for part in found.split([len(tokens) for tokens in batch.completions])]
 
     def forward_backward(self, run_key: str, micro: Batch, denominator: Denominator) -> Sums:
@@ -143,12 +148,16 @@ class TorchTrainer:
             return Sums()
         if run.spec.loss.kl_beta > 0 and micro.reference_logprobs is None:
             raise ValueError("a KL penalty needs reference log-probs in the batch")
-        weights, adapters = run.parameters.compute(self._base)
-        logprobs, entropy = _forward(weights, adapters, micro, run.spec.sampling.temperature)
-        loss, sums = _loss(run.spec, micro, denominator, logprobs, entropy)
+        # Advantages of zero have a gradient of exactly zero: measure only.
+        teaches = run.spec.loss.kl_beta > 0 or any(micro.advantages)
+        with torch.set_grad_enabled(teaches):
+            weights, adapters = run.parameters.compute(self._base)
+            logprobs, entropy = _forward(weights, adapters, micro, run.spec.sampling.temperature, self._keep)
+            loss, sums = _loss(run.spec, micro, denominator, logprobs, entropy)
         if not bool(torch.isfinite(loss)):
             raise NotFinite(f"run {run_key}: the loss is {float(loss.detach())}")
-        loss.backward()
+        if teaches:
+            loss.backward()
         return sums
 
     def gradients(self, run_key: str) -> dict[str, Tensor]:
@@ -206,7 +215,7 @@ class TorchTrainer:
 
 
 def _forward(
-    weights: Weights, adapters: Adapters | None, batch: Batch, temperature: float
+    weights: Weights, adapters: Adapters | None, batch: Batch, temperature: float, keep: int
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies of all sampled tokens, one sample after the other, [N] each."""
     prompts: dict[tuple[int, ...], int] = {}
@@ -219,7 +228,12 @@ def _forward(
     ]
     device = weights.device
     packed = pack(list(prompts), rows, device)
-    hidden = hidden_states(weights, packed.tokens_T, packed.positions_T, packed_attention(packed), adapters)
+    recompute = (
+        torch.is_grad_enabled() and packed.activation_bytes(weights.config, weights.dtype.itemsize) > keep
+    )
+    hidden = hidden_states(
+        weights, packed.tokens_T, packed.positions_T, packed_attention(packed), adapters, recompute
+    )
     predicting = []
     cursor = sum(len(prompt) for prompt in prompts)
     for (_, tokens), last in zip(rows, packed.last_P[packed.row_prompt_R].tolist(), strict=True):

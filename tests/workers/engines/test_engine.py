@@ -243,8 +243,47 @@ def test_a_run_that_diverged_leaves_the_others_alone(tiny: Weights) -> None:
     with pytest.raises(NotFinite, match="run bad"):
         engine.decode()
     assert engine.counts("bad") == (0, 0)
-    (sequence,) = engine.decode().finished
+    (sequence,) = engine.decode(["good"]).finished
     assert sequence.tokens == run_alone(tiny, request("good", 0), 1).tokens
+
+
+def test_what_finished_before_an_error_is_not_lost(tiny: Weights) -> None:
+    engine = TorchEngine(tiny)
+    engine.open("good")
+    engine.submit([request("good", 0, max_tokens=2)])
+    calls = iter([False, False])
+    with pytest.raises(StopIteration):
+        engine.submit([request("good", 1)])
+        engine.decode(should_stop=lambda: next(calls))
+    assert [entry.request.key for entry in engine.decode(max_steps=0).finished] == [(0,)]
+    assert engine.counts("good") == (1, 0)
+
+
+def test_prompts_wait_again_when_computing_them_fails(tiny: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = TorchEngine(tiny)
+    engine.open("a")
+    engine.submit([request("a", 0), request("a", 1)])
+
+    def out_of_memory(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("workers.engines.engine.hidden_states", out_of_memory)
+        with pytest.raises(MemoryError):
+            engine.prefill("a")
+    assert engine.counts("a") == (0, 2)
+    found = tokens_by_key(engine.decode().finished)
+    assert found["a", (1,)] == run_alone(tiny, request("a", 1)).tokens
+
+
+def test_decode_returns_when_others_hold_everything(tiny: Weights) -> None:
+    engine = TorchEngine(tiny, max_batch=2)
+    engine.open("a")
+    engine.open("b")
+    engine.submit([request("a", 0), request("a", 1), request("b", 0)])
+    engine.prefill("a")
+    progress = engine.decode(["b"])
+    assert (progress.sampled_tokens, progress.running, progress.waiting) == (0, 0, 1)
 
 
 def test_dropping(engine: TorchEngine) -> None:

@@ -58,9 +58,9 @@ def rollout(
     )
 
 
-def opened(weights: Weights, spec: RLConfig, seed: int = 0) -> TorchTrainer:
+def opened(weights: Weights, spec: RLConfig, seed: int = 0, activation_bytes: int = 2**40) -> TorchTrainer:
     """A trainer whose adapter is not the neutral start."""
-    trainer = TorchTrainer(weights)
+    trainer = TorchTrainer(weights, activation_bytes)
     trainer.open("run", spec, seed)
     if spec.tuning.type == "lora":
         generator = torch.Generator().manual_seed(5)
@@ -170,6 +170,23 @@ def test_gradient_is_the_same_for_every_split(average: str, tuning: str, tiny: W
     for other, loss in found[1:]:
         assert_close(other, found[0][0])
         assert loss == pytest.approx(found[0][1], abs=1e-6)
+
+
+def test_recomputing_blocks_changes_no_gradient(tiny: Weights) -> None:
+    batch = rollout(tiny, None, 1.0)
+    kept, recomputed = opened(tiny, config()), opened(tiny, config(), activation_bytes=0)
+    assert train(kept, batch) == train(recomputed, batch)
+    ours, theirs = gradients(recomputed), gradients(kept)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_groups_without_advantage_teach_nothing_and_are_measured(tiny: Weights) -> None:
+    trainer = opened(tiny, config())
+    batch = rollout(tiny, None, 1.0)
+    sums = train(trainer, Batch(**vars(batch) | {"advantages": [0.0] * 12}))
+    assert sums.tokens == denominator(batch, 9).tokens
+    assert sums.entropy > 0
+    assert all(not tensor.any() for tensor in trainer.gradients("run").values())
 
 
 def test_samples_left_out_change_nothing(tiny: Weights) -> None:
