@@ -217,7 +217,9 @@ class Pipeline:
                 sums = sums + await self._backward(turns, trainers, part, over)
                 rate = self._rate(step * self._rl.updates_per_step + index)
                 norms.append(await self._optimize(turns, trainers, rate))
-        return {**sums.metrics(), "grad_norm": statistics.fmean(norms), "learning_rate": rate}
+        metrics = sums.metrics()
+        metrics["loss"] /= len(norms)
+        return {**metrics, "grad_norm": statistics.fmean(norms), "learning_rate": rate}
 
     def _rate(self, optimizer_step: int) -> float:
         return self._rl.learning_rate * warmup_factor(self._rl, optimizer_step)

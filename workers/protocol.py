@@ -188,11 +188,11 @@ def pipeline_name(attempt_id: int) -> str:
 METRICS = {
     "reward": "mean reward of the step's graded samples",
     "reward_std": "standard deviation of the rewards over the step",
-    "loss": "policy loss plus KL penalty, averaged as the job asks",
+    "loss": "policy loss plus KL penalty, averaged as the job asks; mean over the step's updates",
     "kl": "k3 estimate of the divergence from the starting weights, mean per trained token",
     "entropy": "mean entropy of the sampling distribution at trained positions, in nats",
     "clip_fraction": "share of trained tokens whose ratio was clipped",
-    "grad_norm": "norm of the gradient before clipping",
+    "grad_norm": "norm of the gradient before clipping, mean over the step's updates",
     "learning_rate": "rate of the step's last update",
     "mismatch": "mean |engine log-prob - trainer log-prob| over sampled tokens, same weights",
     "mismatch_max": "the largest of those differences",

@@ -1,12 +1,12 @@
 """The life of a job and of an attempt, as tables with a sentence per edge.
 
-    job:      validating → queued → running → succeeded
-                   │          │  ▲      │
-                   └──────────┴──┼──────┴──► failed, cancelled
-                                 └ a lost attempt is tried again
+job:      validating → queued → running → succeeded
+               │          │  ▲      │
+               └──────────┴──┼──────┴──► failed, cancelled
+                             └ a lost attempt is tried again
 
-    attempt:  starting → running → succeeded | failed | lost
-                   └─────────┴──► stopping → cancelled | lost
+attempt:  starting → running → succeeded | failed | lost
+               └─────────┴──► stopping → cancelled | lost
 """
 
 from __future__ import annotations

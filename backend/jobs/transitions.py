@@ -61,7 +61,14 @@ def job_status_change(
     for name, value in changes.items():
         setattr(job, name, value)
     Transition.objects.create(
-        job=job, attempt=attempt, old=old, new=new, reason=reason, detail=detail, actor=actor, stimulus=stimulus
+        job=job,
+        attempt=attempt,
+        old=old,
+        new=new,
+        reason=reason,
+        detail=detail,
+        actor=actor,
+        stimulus=stimulus,
     )
     text = REASON_TEXT[reason].format(detail=detail)
     level = "error" if new is JobStatus.FAILED else "info"

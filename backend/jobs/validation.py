@@ -48,7 +48,7 @@ def data_check(job: Job) -> int:
     limit = job.base_model.context_length - spec.rl.sampling.max_tokens
     try:
         _refuse(check_grader_fields(data, spec.grader))
-        _refuse(check_prompt_lengths(data, counter, limit))
+        _refuse(check_prompt_lengths(data, counter, limit), _what_limits(job, spec))
     except RowProblem as problem:
         raise BadData(str(problem)) from None
     return sizing.run_bytes(
@@ -59,6 +59,13 @@ def data_check(job: Job) -> int:
     )
 
 
-def _refuse(errors: list[RowError]) -> None:
+def _what_limits(job: Job, spec: JobSpec) -> str:
+    return (
+        f" (the model's context of {job.base_model.context_length:,} tokens"
+        f" less max_tokens of {spec.rl.sampling.max_tokens:,})"
+    )
+
+
+def _refuse(errors: list[RowError], why: str = "") -> None:
     if errors:
-        raise BadData(errors[0].message)
+        raise BadData(errors[0].message + why)

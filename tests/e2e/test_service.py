@@ -169,13 +169,16 @@ def test_cancelling_ends_the_job_and_leaves_the_devices_to_others(
     )
 
 
-def test_two_devices_train_what_one_trains(service: Service, tenants: tuple[Tenant, Tenant, Tenant]) -> None:
+@pytest.mark.parametrize("rl", [{"updates_per_step": 2}, {"loss": {"kl_beta": 0.1}}])
+def test_two_devices_train_what_one_trains(
+    service: Service, tenants: tuple[Tenant, Tenant, Tenant], rl: dict[str, Any]
+) -> None:
     """Data parallelism changes the time, not the numbers: same samples, same loss, same gradient."""
     tenant = tenants[0]
     file = tenant.upload(ROWS)
     first = []
     for devices in (1, 2):
-        job = tenant.submit(**body(file, devices=devices, steps=1, updates_per_step=2, loss={"kl_beta": 0.1}))
+        job = tenant.submit(**body(file, devices=devices, steps=1, **rl))
         assert tenant.finish(job)["status"] == "succeeded"
         first.append(tenant.listed(job, "metrics")[0]["values"])
     for name in ("reward", "tokens", "completion_length"):
@@ -197,7 +200,7 @@ def test_bad_jobs_are_refused_before_any_device_time(
 
     assert refused({**body(file), "model": "nonesuch"})["param"] == "model"
     assert refused(body(file, group_size=1))["param"] == "rl.group_size"
-    for content, said in ((b"", "empty"), (b'{"messages": []}\nnot json\n', "line 2")):
+    for content, said in ((b"", "empty"), (json.dumps(ROWS[0]).encode() + b"\nnot json\n", "line 2")):
         upload = tenant.http.post(
             "/v1/files", files={"file": ("x.jsonl", content)}, data={"purpose": "fine-tune"}
         )
