@@ -52,7 +52,10 @@ def test_a_prompt_longer_than_the_context_fails_it(acme, tmp_path):
     # A token a character, a context of 128, 64 of them for the completion.
     rows = [*ROWS[:2], factories.row("x" * 65, answer="1")]
     job = checked(validating(acme, tmp_path, rows))
-    assert job.detail == "row 3: the prompt has 65 tokens, the limit is 64"
+    assert job.detail == (
+        "row 3: the prompt has 65 tokens, the limit is 64"
+        " (the model's context of 128 tokens less max_tokens of 64)"
+    )
 
 
 def test_a_prompt_that_just_fits_is_fine(acme, tmp_path):
