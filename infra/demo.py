@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import shutil
 import statistics
@@ -62,7 +63,8 @@ class Run:
         """Ask for news; the metrics of the steps that are new."""
         path = f"/v1/fine_tuning/jobs/{self.job['id']}"
         self.job = get(self.client, path)
-        rows = get(self.client, f"{path}/metrics", after_step=self.last_step)["data"]
+        after = {"after_step": self.last_step} if self.last_step >= 0 else {}
+        rows = get(self.client, f"{path}/metrics", **after)["data"]
         new = [{"step": row["step"], **row["values"]} for row in rows]
         if rows:
             self.last_step = rows[-1]["step"]
@@ -148,6 +150,7 @@ def tenants(stack: Stack) -> Iterator[dict[str, httpx.Client]]:
     import django
 
     django.setup()
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     from backend.tenants.access import Actor
     from backend.tenants.models import Organization, Role
     from backend.tenants.services import api_key_create, api_key_revoke
@@ -317,11 +320,11 @@ def tell(console: Console, report: dict[str, Any], folder: Path) -> None:
         )
     console.print(table)
     books = report["accounting"]
-    console.print(
-        f"Accounting: capacity {dollars(books['capacity_micro_usd'])} = tenants "
-        f"{dollars(books['tenants_micro_usd'])} + idle {dollars(books['idle_micro_usd'])}"
-        f" + waste {dollars(books['waste_micro_usd'])}; difference {books['difference_micro_usd']} micro-dollars"
+    parts = " + ".join(
+        f"{part} {dollars(books[f'{part}_micro_usd'])}" for part in ("tenants", "idle", "waste")
     )
+    console.print(f"Accounting: capacity {dollars(books['capacity_micro_usd'])} = {parts};")
+    console.print(f"difference {books['difference_micro_usd']} micro-dollars.")
     console.print(f"The same as JSON: {folder / 'report.json'}")
 
 
