@@ -135,17 +135,17 @@ class Hub:
 @contextlib.asynccontextmanager
 async def _connect() -> AsyncIterator[psycopg.AsyncConnection]:
     settings = connections["default"].settings_dict
-    connection = await psycopg.AsyncConnection.connect(
-        dbname=settings["NAME"],
-        user=settings["USER"] or None,
-        password=settings["PASSWORD"] or None,
-        host=settings["HOST"] or None,
-        port=settings["PORT"] or None,
-        connect_timeout=CONNECT_TIMEOUT_S,
-        application_name="jigsaw-hub",
-        autocommit=True,
+    address = {
+        "dbname": settings["NAME"],
+        "user": settings["USER"] or None,
+        "password": settings["PASSWORD"] or None,
+        "host": settings["HOST"] or None,
+        "port": settings["PORT"] or None,
+        "connect_timeout": CONNECT_TIMEOUT_S,
         **settings["OPTIONS"],
-    )
+        "application_name": "jigsaw-hub",
+    }
+    connection = await psycopg.AsyncConnection.connect(**address, autocommit=True)
     try:
         yield connection
     finally:

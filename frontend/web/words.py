@@ -49,6 +49,13 @@ def title(job: Job) -> str:
     return job.name or job.spec.get("suffix") or job.public_id
 
 
+def data_name(job: Job) -> str:
+    """What the job trains on, as its owner calls it."""
+    if job.dataset is not None:
+        return job.dataset.title
+    return job.training_file.filename if job.training_file else ""
+
+
 def percent_done(job: Job) -> float:
     return round(100 * job.steps_done / job.steps, 1) if job.steps else 0.0
 

@@ -164,8 +164,19 @@ def test_the_way_back_after_signing_in_stays_on_this_site(db):
 def test_the_list_tells_status_reason_reward_and_cost(acme, ran, tmp_path):
     factories.job(acme.organization, tmp_path, name="waits", ahead=2)
     factories.job(acme.organization, tmp_path, name="big", wait_text="needs 8 devices, the pool has 4")
+    dataset = factories.dataset(tmp_path, title="Built-in sums")
+    built_in = factories.job(acme.organization, tmp_path)
+    Job.objects.filter(pk=built_in.pk).update(dataset=dataset, training_file=None)
+    assert "Built-in sums" in acme.client.get(url("job", built_in.public_id)).content.decode()
     page = acme.client.get(url("jobs")).content.decode()
-    for said in ("2 ahead", "needs 8 devices, the pool has 4", "2 / 30 steps", "Running", "<polyline"):
+    for said in (
+        "Built-in sums",
+        "2 ahead",
+        "needs 8 devices, the pool has 4",
+        "2 / 30 steps",
+        "Running",
+        "<polyline",
+    ):
         assert said in page
 
 
@@ -335,8 +346,11 @@ def test_the_forms_job_is_the_api_calls_job(acme, offer):
     body = json.loads(preview["curl"].split("-d '")[1].removesuffix("'"))
     assert body["rl"] == {
         # the dataset would choose otherwise, but the form shows the defaults in these inputs
-        "steps": 30, "sampling": {"max_tokens": 64}, "loss": {"kl_beta": 0.01}, "tuning": {"type": "lora", "rank": 4},
-    }  # fmt: skip
+        "steps": 30,
+        "sampling": {"max_tokens": 64},
+        "loss": {"kl_beta": 0.01},
+        "tuning": {"type": "lora", "rank": 4},
+    }
     acme.client.post(url("new_job"), filled(offer, **changes))
     _, secret = factories.api_key(acme.organization)
     called = Client().post(
