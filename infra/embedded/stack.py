@@ -18,6 +18,8 @@ import signal
 import socket
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,15 @@ from typing import Self, TextIO
 
 from infra.embedded import paths, postgres, ray_head, valkey
 from infra.embedded.hold import Hold
-from infra.embedded.supervisor import Console, Program, StartFailed, Stopped, Supervisor
+from infra.embedded.supervisor import (
+    RESTARTS,
+    WINDOW,
+    Console,
+    Program,
+    StartFailed,
+    Stopped,
+    Supervisor,
+)
 
 
 @dataclass(frozen=True)
@@ -231,16 +241,17 @@ class Stack:
     def _watch_services(self) -> None:
         """Bring a service back that died; a new Ray head has a new address, so the scheduler starts anew."""
         supervisor = self._supervisor
-        revivals = 0
+        revivals: deque[float] = deque(maxlen=RESTARTS)
         while not supervisor.stopping.wait(1.0):
             for service in list(self._services):
                 if service.running(self.var) is not None or supervisor.stopping.is_set():
                     continue
                 name = service.__name__.rpartition(".")[2]
-                revivals += 1
-                if revivals > 5:
+                now = time.monotonic()
+                if len(revivals) == RESTARTS and revivals[0] > now - WINDOW:
                     supervisor.fail(f"{name} does not stay up; see {self.var / 'logs' / name}.log")
                     return
+                revivals.append(now)
                 self._say(f"{name} died; starting it again")
                 try:
                     self._ensure(service)

@@ -163,12 +163,12 @@ class Supervisor:
         self.console.line("up", reason)
         self.stopping.set()
 
-    def restart(self, name: str) -> None:
+    def restart(self, name: str, patience: float = 3.0) -> None:
         """End a program; the watcher starts it again. Does nothing if it was never started."""
         with self._lock:
             for child in self._children:
-                if child.program.name == name and child.process is not None:
-                    child.process.terminate()
+                if child.program.name == name:
+                    processes.end(self._record(child), ((SIGTERM, patience),))
 
     # ------------------------------------------------------------ stop
 
