@@ -50,6 +50,10 @@ FLAGS = (
 )
 START_S = 60
 LIVE_MS = 15_000
+#: Plotly follows the window a moment later.
+PLOTS_FIT = """() => [...document.querySelectorAll('.plot')].every(
+    (plot) => [...plot.querySelectorAll('.main-svg')].every((svg) => svg.clientWidth <= plot.clientWidth)
+)"""
 WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 380, "height": 800}
 
 
@@ -394,6 +398,7 @@ def test_pages_fit_wide_and_narrow_screens_in_both_themes(seat: Seat, scheme: st
     def look(name: str) -> None:
         for screen in (WIDE, NARROW):
             page.set_viewport_size(screen)
+            page.wait_for_function(PLOTS_FIT, timeout=LIVE_MS)
             assert not seat.is_wider_than_the_screen(), (name, screen)
             page.screenshot(path=PICTURES / f"{name}-{scheme}-{screen['width']}.png", full_page=True)
 
