@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -115,25 +116,22 @@ def _binary(name: str) -> Path:
 
 
 def _prefix() -> list[str]:
-    """The words before a PostgreSQL command that make it run as somebody other than root."""
-    if os.geteuid() != 0:
+    """The words before a PostgreSQL command that make it run as a user it accepts: named, and not root."""
+    names = {entry.pw_uid: entry.pw_name for entry in pwd.getpwall()}
+    if os.geteuid() != 0 and os.geteuid() in names:
         return []
-    namespace = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
-    capabilities = "+dac_override"
-    nobody = [
-        "setpriv",
-        f"--reuid={_NOBODY}",
-        f"--regid={_NOBODY}",
-        "--clear-groups",
-        f"--inh-caps={capabilities}",
-        f"--ambient-caps={capabilities}",
-    ]
-    for prefix in (namespace, nobody):
-        if shutil.which(prefix[0]) and _works([*prefix, str(_binary("postgres")), "--version"]):
-            return prefix
+    seeming = min((uid for uid in names if uid > 0), default=_NOBODY)
+    ways = [["unshare", "--user", f"--map-user={seeming}", f"--map-group={seeming}"]]
+    if os.geteuid() == 0:
+        reach = "+dac_override"
+        identity = [f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"]
+        ways.append(["setpriv", *identity, f"--inh-caps={reach}", f"--ambient-caps={reach}"])
+    for way in ways:
+        if shutil.which(way[0]) and _works([*way, str(_binary("postgres")), "--version"]):
+            return way
     raise RuntimeError(
-        "PostgreSQL does not run as root, and neither unshare --user nor setpriv works here: "
-        "start as a normal user, or set DATABASE_URL"
+        "PostgreSQL runs neither as root nor as a user without a name, and neither unshare --user nor "
+        "setpriv works here: start as a normal user, or set DATABASE_URL"
     )
 
 
