@@ -47,13 +47,14 @@ HOST_LANE = "host"
 
 @dataclass(frozen=True)
 class Chart:
-    """One metric's chart. ``digits`` are decimals of the value in the chart's head."""
+    """One metric's chart. ``digits`` are decimals of the value in the chart's head; ``floor`` shows y = 0."""
 
     key: str
     title: str
     colour: str
     digits: int = 3
     tick: str = ""
+    floor: bool = False
     wide: bool = False
 
     @property
@@ -66,15 +67,15 @@ EXPLANATIONS = {**METRICS, COST: "what the job has cost so far, in US dollars"}
 CHARTS = (
     Chart("reward", "Reward", "#4f6bed", wide=True),
     Chart("loss", "Loss", "#d55e00", digits=4),
-    Chart("kl", "KL to the starting weights", "#009e73", digits=4),
+    Chart("kl", "KL to the starting weights", "#009e73", digits=4, floor=True),
     Chart("entropy", "Entropy", "#cc79a7"),
-    Chart("completion_length", "Completion length", "#0072b2", digits=1),
-    Chart("tokens_per_s", "Tokens per second", "#e69f00", digits=0),
-    Chart(COST, "Cost", "#009e73", digits=4, tick="$"),
-    Chart("mismatch", "Engine–trainer mismatch", "#a3406f", digits=4),
-    Chart("grad_norm", "Gradient norm", "#56b4e9"),
-    Chart("clip_fraction", "Clipped tokens", "#d55e00"),
-    Chart("zero_variance_groups", "Groups that teach nothing", "#0072b2"),
+    Chart("completion_length", "Completion length", "#0072b2", digits=1, floor=True),
+    Chart("tokens_per_s", "Tokens per second", "#e69f00", digits=0, floor=True),
+    Chart(COST, "Cost", "#009e73", digits=4, tick="$", floor=True),
+    Chart("mismatch", "Engine–trainer mismatch", "#a3406f", digits=4, floor=True),
+    Chart("grad_norm", "Gradient norm", "#56b4e9", floor=True),
+    Chart("clip_fraction", "Clipped tokens", "#d55e00", floor=True),
+    Chart("zero_variance_groups", "Groups that teach nothing", "#0072b2", floor=True),
 )
 BY_KEY = {chart.key: chart for chart in CHARTS}
 
@@ -148,11 +149,17 @@ def _metric_layout(chart: Chart) -> dict[str, Any]:
         "margin": {"l": 52, "r": 12, "t": 8, "b": 32},
         "xaxis": {
             "title": {"text": "step", "standoff": 4},
-            "rangemode": "tozero",
+            # At least eight steps wide, so that no tick falls between two steps.
+            "autorangeoptions": {"include": [0, 8]},
             "tickformat": "d",
             "nticks": 8,
         },
-        "yaxis": {"tickprefix": chart.tick, "nticks": 6, "zeroline": False},
+        "yaxis": {
+            "tickprefix": chart.tick,
+            "nticks": 6,
+            "zeroline": False,
+            "rangemode": "tozero" if chart.floor else "normal",
+        },
     }
 
 

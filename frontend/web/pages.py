@@ -72,11 +72,11 @@ def _first_call(request: HttpRequest, actor: Actor) -> str:
 @require_GET
 @for_members
 def job_rows(request: HttpRequest, actor: Actor) -> HttpResponse:
-    """The rows of ``?ids=a,b`` as they read now: ``{id: html}``, and ids alone for jobs not shown yet."""
+    """The rows of ``?ids=a,b`` as they read now, by id; and the ids of the newest page, in order."""
     asked = request.GET.get("ids", "").split(",")[:JOBS_PER_PAGE]
     found = _with_sparks(rows.listed(actor.organization, asked))
     html = {job.public_id: render_to_string("web/part/job_row.html", {"job": job}) for job in found}
-    return JsonResponse({"rows": html})
+    return JsonResponse({"rows": html, "newest": rows.newest_ids(actor.organization, JOBS_PER_PAGE)})
 
 
 def _with_sparks(found: list[Job]) -> list[Job]:

@@ -24,6 +24,10 @@ def changed_ids(organization: Organization, pks: Iterable[int]) -> list[str]:
     return list(jobs(organization).filter(pk__in=pks).order_by("-pk").values_list("public_id", flat=True))
 
 
+def newest_ids(organization: Organization, limit: int) -> list[str]:
+    return list(jobs(organization).order_by("-pk").values_list("public_id", flat=True)[:limit])
+
+
 def listed(organization: Organization, public_ids: Sequence[str]) -> list[Job]:
     return list(jobs(organization).filter(public_id__in=public_ids).order_by("-pk"))
 

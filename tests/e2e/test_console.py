@@ -51,8 +51,8 @@ FLAGS = (
 START_S = 60
 LIVE_MS = 15_000
 #: Plotly follows the window a moment later.
-PLOTS_FIT = """() => [...document.querySelectorAll('.plot')].every(
-    (plot) => [...plot.querySelectorAll('.main-svg')].every((svg) => svg.clientWidth <= plot.clientWidth)
+PLOTS_FIT = """() => [...document.querySelectorAll('.plot .main-svg')].every(
+    (svg) => Math.abs(svg.clientWidth - svg.closest('.plot').clientWidth) < 2
 )"""
 WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 380, "height": 800}
 
@@ -267,6 +267,9 @@ def test_a_person_watches_a_job_live(seat: Seat, tmp_path: Path):
     expect(row).to_contain_text("3 / 30 steps")
     seat.train(1)
     expect(row).to_contain_text("4 / 30 steps", timeout=LIVE_MS)
+    newer = factories.job(seat.organization, tmp_path, name="a newer one")
+    event_add(job=newer, type=Event.Type.MESSAGE, message="hello")
+    expect(page.locator("tbody tr").first).to_contain_text("a newer one", timeout=LIVE_MS)
 
     row.get_by_role("link").click()
     page.wait_for_url(f"**/jobs/{seat.job.public_id}")

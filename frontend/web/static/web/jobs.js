@@ -11,29 +11,35 @@ function shown() {
 async function refresh() {
   const ids = [...changed];
   changed.clear();
-  const known = new Set(shown());
-  // A new job belongs on the newest page only, and moves every row: the page is read again.
-  if (ids.some((id) => !known.has(id)) && "newest" in list.dataset) {
-    location.reload();
+  if (!ids.length) return;
+  const answer = await fetch(`${list.dataset.rows}?ids=${ids.join(",")}`);
+  if (!answer.ok || answer.redirected) return;
+  const { rows, newest } = await answer.json();
+  if (list.tagName !== "TBODY") {
+    if (newest.length) location.reload(); // the first job: there is a table now
     return;
   }
-  const mine = ids.filter((id) => known.has(id));
-  if (!mine.length) return;
-  const answer = await fetch(`${list.dataset.rows}?ids=${mine.join(",")}`);
-  if (!answer.ok || answer.redirected) return;
-  const { rows } = await answer.json();
-  for (const [id, html] of Object.entries(rows)) replace(id, html);
+  for (const [id, html] of Object.entries(rows)) place(id, rowOf(html), newest);
 }
 
-function replace(id, html) {
-  const row = list.querySelector(`tr[data-job="${id}"]`);
-  if (!row) return;
+function rowOf(html) {
   const holder = document.createElement("template");
   holder.innerHTML = html;
-  const fresh = holder.content.querySelector("tr");
-  const focused = row.contains(document.activeElement);
-  row.replaceWith(fresh);
-  if (focused) fresh.querySelector("a").focus();
+  return holder.content.querySelector("tr");
+}
+
+// A job that is shown is replaced; a new one goes to its place on the newest page, which keeps its length.
+function place(id, fresh, newest) {
+  const row = list.querySelector(`tr[data-job="${id}"]`);
+  if (row) {
+    const focused = row.contains(document.activeElement);
+    row.replaceWith(fresh);
+    if (focused) fresh.querySelector("a").focus();
+  } else if ("newest" in list.dataset && newest.includes(id)) {
+    const after = newest.slice(newest.indexOf(id) + 1).find((other) => shown().includes(other));
+    list.insertBefore(fresh, after ? list.querySelector(`tr[data-job="${after}"]`) : null);
+    while (list.children.length > newest.length) list.lastElementChild.remove();
+  }
 }
 
 const refreshSoon = throttled(refresh, 1000);
