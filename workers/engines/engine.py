@@ -25,6 +25,7 @@ from torch import Tensor
 
 from workers.engines.cache import ROUND, Pool, decode_attention, prefill_attention, rounded
 from workers.engines.decoder import Adapters, head_logits, hidden_states
+from workers.engines.errors import NotFinite
 from workers.engines.lora import check, join, side_by_side
 from workers.engines.packed import pack
 from workers.engines.sampling import sample, stream_state, uniforms
@@ -32,14 +33,6 @@ from workers.engines.sequences import Progress, Request
 from workers.engines.sequences import Sequence as Sampled
 from workers.engines.weights import Weights, blocked, from_state_dict
 from workers.models.chat import ChatTokenizer, StopText
-
-
-class NotFinite(ArithmeticError):
-    """A run's logits are not finite; its sequences were dropped, other runs go on."""
-
-    def __init__(self, run_key: str) -> None:
-        super().__init__(f"run {run_key}: the model's outputs are not finite")
-        self.run_key = run_key
 
 
 @dataclass
@@ -382,11 +375,12 @@ class TorchEngine:
             self._retire(run)
 
     def _refuse_not_finite(self, rows: Sequence[tuple[_Run, _Row]], logprobs: Tensor) -> None:
+        """Drop the sequences of a run that diverged and raise; this step of the others is computed again."""
         good = torch.isfinite(logprobs)
         if not bool(good.all()):
             key = rows[int((~good).nonzero()[0])][0].key
             self.drop(key)
-            raise NotFinite(key)
+            raise NotFinite(key, "the model's outputs are not finite")
 
     def _retire(self, run: _Run) -> None:
         run.finished += [row.sequence for row in run.running if row.sequence.finish is not None]

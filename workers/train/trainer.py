@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from workers.engines.decoder import Adapters, hidden_states
+from workers.engines.errors import NotFinite
 from workers.engines.logprobs import chosen_logprobs
 from workers.engines.packed import pack, packed_attention
 from workers.engines.weights import Weights
@@ -33,10 +34,6 @@ from workers.train.parameters import (
     open_lora,
     save_optimizer,
 )
-
-
-class NotFinite(ArithmeticError):
-    """A loss or a gradient is not finite; nothing was changed by the call that raises this."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +135,8 @@ class TorchTrainer:
     def forward_backward(self, run_key: str, micro: Batch, denominator: Denominator) -> Sums:
         """Add the micro-batch's gradient to the run's. ``denominator`` covers the whole update, all workers.
 
+        ``NotFinite`` when the loss is not; the gradients are then as before.
+
         The ratio is taken to ``micro.old_logprobs``; without them to the current log-probs, detached, which
         is right for the first update after a rollout (the ratio is 1). The mismatch compares the engine with
         the same numbers: the trainer's log-probs at the weights that sampled.
@@ -155,7 +154,7 @@ class TorchTrainer:
             logprobs, entropy = _forward(weights, adapters, micro, run.spec.sampling.temperature, self._keep)
             loss, sums = _loss(run.spec, micro, denominator, logprobs, entropy)
         if not bool(torch.isfinite(loss)):
-            raise NotFinite(f"run {run_key}: the loss is {float(loss.detach())}")
+            raise NotFinite(run_key, f"the loss is {float(loss.detach())}")
         if teaches:
             loss.backward()
         return sums
@@ -170,7 +169,7 @@ class TorchTrainer:
     def optim_step(self, run_key: str, learning_rate: float) -> float:
         """AdamW on the accumulated gradients, clipped to the job's norm; returns the norm before clipping.
 
-        Gradients are cleared. With a norm that is not finite the parameters stay as they are.
+        Gradients are cleared. ``NotFinite`` when the norm is not; the parameters then stay as they are.
         """
         run = self._run(run_key)
         parameters = list(run.parameters.named.values())
@@ -180,7 +179,7 @@ class TorchTrainer:
         norm = torch.nn.utils.clip_grad_norm_(parameters, run.spec.optimizer.max_grad_norm)
         if not bool(torch.isfinite(norm)):
             run.optimizer.zero_grad()
-            raise NotFinite(f"run {run_key}: the gradient's norm is {float(norm)}")
+            raise NotFinite(run_key, f"the gradient's norm is {float(norm)}")
         for group in run.optimizer.param_groups:
             group["lr"] = learning_rate
         run.optimizer.step()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 
 import pytest
 import torch
 
 from tests.workers.engines.adapters import logits, random_adapter
-from workers.engines.engine import NotFinite, TorchEngine
+from workers.engines.engine import TorchEngine
+from workers.engines.errors import NotFinite
 from workers.engines.lora import join
 from workers.engines.sequences import Request
 from workers.engines.sequences import Sequence as Sampled
@@ -240,8 +242,9 @@ def test_a_run_that_diverged_leaves_the_others_alone(tiny: Weights) -> None:
     engine.load_adapter("bad", 0, huge, 1.0)
     engine.load_adapter("good", 0, random_adapter(tiny.config, 1), 2.0)
     engine.submit([request("good", 0), request("bad", 0)])
-    with pytest.raises(NotFinite, match="run bad"):
+    with pytest.raises(NotFinite, match="run bad: the model's outputs are not finite") as raised:
         engine.decode()
+    assert pickle.loads(pickle.dumps(raised.value)).run_key == "bad"
     assert engine.counts("bad") == (0, 0)
     (sequence,) = engine.decode(["good"]).finished
     assert sequence.tokens == run_alone(tiny, request("good", 0), 1).tokens

@@ -10,13 +10,14 @@ from transformers import AutoModelForCausalLM
 
 from tests.workers.engines.adapters import logits, random_adapter
 from workers.engines.engine import TorchEngine
+from workers.engines.errors import NotFinite
 from workers.engines.lora import join, tensor_name
 from workers.engines.sequences import Request
 from workers.engines.weights import Weights, load_weights
 from workers.rl.batching import Batch, Denominator, denominator, micro_batches, split_updates
 from workers.spec import RLConfig
 from workers.train import checkpoint
-from workers.train.trainer import NotFinite, Sums, TorchTrainer
+from workers.train.trainer import Sums, TorchTrainer
 
 CPU = torch.device("cpu")
 AVERAGES = ["token", "sequence", "constant"]
