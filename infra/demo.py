@@ -34,6 +34,7 @@ from infra.embedded.supervisor import StartFailed
 
 MODEL = "SmolLM2-135M-Instruct"
 JOBS = (("Acme Research", "exact-words"), ("Northwind Labs", "small-sums"))
+MADE_BY = "make demo"
 POLL_S = 1.0
 #: A job that has not ended by then is said to hang.
 LIMIT_S = 1800.0
@@ -89,7 +90,7 @@ def main() -> int:
     console.rule("[bold]Jigsaw: two tenants, one pool")
     try:
         model_ready(console, var)
-        with Stack(var, port=PORT if stay else 0, console=None) as stack:
+        with Stack(var, port=PORT if stay else 0, models=False, console=None) as stack:
             os.environ.update(stack.env)
             console.print(f"Everything is up. Console: [bold]{stack.web_url}[/bold]")
             tell_sign_in(console, stack)
@@ -125,9 +126,12 @@ def show(console: Console, stack: Stack, var: Path) -> None:
     began = datetime.now(UTC)
     folder = var / "demo"
     with tenants(stack) as clients:
+        for client in clients.values():
+            cancel_leftovers(client)
         runs = [submit(clients[tenant], tenant, dataset) for tenant, dataset in JOBS]
         for run in runs:
-            console.print(f"{run.tenant}: {run.dataset} → {stack.web_url}/jobs/{run.job['id']}")
+            url = f"{stack.web_url}/jobs/{run.job['id']}"
+            console.print(f"{run.tenant}: {run.dataset} → {url}", soft_wrap=True)
         watch(console, runs)
         report = {
             "jobs": [job_report(run, folder) for run in runs],
@@ -174,9 +178,23 @@ def tenants(stack: Stack) -> Iterator[dict[str, httpx.Client]]:
             api_key_revoke(actor=actor, key=key)
 
 
+def cancel_leftovers(client: httpx.Client) -> None:
+    """Jobs of a demo that was interrupted would take their turns beside the new ones."""
+    for status in ("validating_files", "queued", "running"):
+        for job in get(client, "/v1/fine_tuning/jobs", status=status, limit=100)["data"]:
+            if job["metadata"].get("made_by") == MADE_BY:
+                answer(client.post(f"/v1/fine_tuning/jobs/{job['id']}/cancel"))
+
+
 def submit(client: httpx.Client, tenant: str, dataset: str) -> Run:
     """A LoRA GRPO job with the dataset's own grader and recommended settings."""
-    body = {"model": MODEL, "training_file": dataset, "suffix": dataset, "seed": 7}
+    body = {
+        "model": MODEL,
+        "training_file": dataset,
+        "suffix": dataset,
+        "seed": 7,
+        "metadata": {"made_by": MADE_BY},
+    }
     headers = {"Idempotency-Key": f"demo-{tenant}-{time.time_ns()}"}
     job = answer(client.post("/v1/fine_tuning/jobs", json=body, headers=headers))
     return Run(tenant, dataset, client, job)
@@ -325,6 +343,8 @@ def tell(console: Console, report: dict[str, Any], folder: Path) -> None:
     )
     console.print(f"Accounting: capacity {dollars(books['capacity_micro_usd'])} = {parts};")
     console.print(f"difference {books['difference_micro_usd']} micro-dollars.")
+    for job in report["jobs"]:
+        console.print(f"{job['tenant']}'s adapter: {job['adapter_path']}", soft_wrap=True)
     console.print(f"The same as JSON: {folder / 'report.json'}")
 
 
@@ -341,7 +361,6 @@ ROWS = (
     ("tokens/s", lambda job: number(job["tokens_per_s"], 1)),
     ("engine/trainer mismatch", lambda job: number(job["mismatch_mean"], 4)),
     ("cost", lambda job: dollars(job["cost_micro_usd"])),
-    ("adapter", lambda job: str(job["adapter_path"])),
 )
 
 

@@ -97,6 +97,7 @@ class Attempt(models.Model):
     resume_from = models.ForeignKey(Checkpoint, on_delete=models.PROTECT, null=True, related_name="+")
     start_step = models.PositiveIntegerField(default=0)
     home = models.JSONField(help_text="device name per worker: where its weights and optimizer live")
+    step_seconds = models.FloatField(default=10.0, help_text="how long its last step held its devices")
     report_seq = models.PositiveBigIntegerField(default=0, help_text="last report applied")
     created_at = models.DateTimeField(auto_now_add=True)
     ended_at = models.DateTimeField(null=True, blank=True)

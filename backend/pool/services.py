@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
+from django.db.models import Min
 
 from backend.jobs.events import event_add
 from backend.jobs.models import Attempt, Event
@@ -105,8 +106,14 @@ def placements_open(*, attempt: Attempt, devices: Sequence[Device], reason: str,
     return True
 
 
-def placements_close(*, attempt: Attempt, now: datetime) -> int:
-    return Placement.objects.filter(attempt=attempt, closed_at__isnull=True).update(closed_at=now)
+@transaction.atomic
+def placements_close(*, attempt: Attempt, now: datetime) -> None:
+    """Free the attempt's devices, and remember how long it held them: so long its next turn may take."""
+    held = Placement.objects.filter(attempt=attempt, closed_at__isnull=True)
+    since = held.aggregate(since=Min("opened_at"))["since"]
+    if since is not None:
+        held.update(closed_at=now)
+        Attempt.objects.filter(pk=attempt.pk).update(step_seconds=(now - since).total_seconds())
 
 
 def substage_offer(*, attempt: Attempt, offer: Offer, now: datetime) -> SubStage:

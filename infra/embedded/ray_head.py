@@ -137,7 +137,7 @@ def _command(var: Path, port: int, cpus: int, object_store_bytes: int) -> list[s
         plasma.mkdir(parents=True, exist_ok=True)
     return [
         *(sys.executable, "-c", "from ray.scripts.scripts import main; main()"),
-        *("start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}"),
+        *("start", "--head", "--block", "--node-name=local", "--node-ip-address=127.0.0.1", f"--port={port}"),
         *(f"--num-cpus={cpus}", f"--object-store-memory={object_store_bytes}"),
         f"--temp-dir={paths.socket_folder(_folder(var), _LONGEST)}",
         *("--include-dashboard=false", "--dashboard-agent-listen-port=0", "--disable-usage-stats"),

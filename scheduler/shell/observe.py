@@ -83,6 +83,7 @@ def _pipeline(attempt: Attempt, held: dict[int, str]) -> state.Pipeline:
         home=tuple(attempt.home),
         holds=tuple(held[worker] for worker in sorted(held)),
         priority=job.priority,
+        step_seconds=attempt.step_seconds,
     )
 
 

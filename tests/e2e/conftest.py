@@ -19,7 +19,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Iterator[Service]:
-    with Stack(tmp_path_factory.mktemp("var"), port=0, cpus=2, console=None) as stack:
+    with Stack(tmp_path_factory.mktemp("var"), port=0, cpus=2, models=False, console=None) as stack:
         running = Service(stack)
         running.manage("model_add", "tiny", str(tiny_folder))
         yield running

@@ -158,21 +158,40 @@ def test_finishing_what_was_not_granted_changes_nothing(attempt):
     assert SubStage.objects.get().status == "ready"
 
 
-def test_our_fault_is_credited_and_the_tenants_own_is_not(tmp_path, device):
-    for kind, billed in ((FailureKind.WORKER_LOST, False), (FailureKind.GRADER_FAILED, True)):
-        job = factories.job(factories.organization(), tmp_path / kind, status=JobStatus.RUNNING)
-        attempt = factories.attempt(job, status=AttemptStatus.RUNNING)
-        say(attempt, 1, offer())
-        grant(attempt, device)
-        start = time.time() - 5
-        say(attempt, 2, Finished(node="s0.w0.update.1", started_at=start, ended_at=start + 5, tokens=5))
-        job.refresh_from_db()
-        assert job.cost_micro_usd > 0
-        SubStage.objects.filter(attempt=attempt).update(action_id=f"a-{kind}")
-        say(attempt, 3, Ended(outcome="failed", failure=Failure(kind=kind, message="because")))
-        job.refresh_from_db()
-        assert (job.cost_micro_usd > 0) is billed
-        assert job.status == (JobStatus.FAILED if billed else JobStatus.QUEUED)
+@pytest.mark.parametrize(
+    ("kind", "billed"), [(FailureKind.WORKER_LOST, False), (FailureKind.GRADER_FAILED, True)]
+)
+def test_our_fault_is_credited_and_the_tenants_own_is_not(attempt, device, kind, billed):
+    job = attempt.job
+    say(attempt, 1, offer())
+    grant(attempt, device)
+    start = time.time() - 5
+    say(attempt, 2, Finished(node="s0.w0.update.1", started_at=start, ended_at=start + 5, tokens=5))
+    job.refresh_from_db()
+    assert job.cost_micro_usd > 0
+    say(attempt, 3, Ended(outcome="failed", failure=Failure(kind=kind, message="because")))
+    job.refresh_from_db()
+    assert (job.cost_micro_usd > 0) is billed
+    assert job.status == (JobStatus.FAILED if billed else JobStatus.QUEUED)
+
+
+def test_what_the_ledger_has_closed_is_not_billed_again(attempt, device):
+    say(attempt, 1, offer())
+    grant(attempt, device)
+    closed = datetime.now(UTC) - timedelta(seconds=2)
+    Device.objects.update(metered_until=closed)
+    start = time.time() - 5
+    say(attempt, 2, Finished(node="s0.w0.update.1", started_at=start, ended_at=start + 5, tokens=5))
+    assert SubStage.objects.get().started_at == closed
+
+
+def test_a_step_tells_how_long_the_next_may_take(attempt, device):
+    opened = datetime.now(UTC) - timedelta(seconds=4)
+    assert placements_open(attempt=attempt, devices=[device], reason="turn", now=opened)
+    say(attempt, 1, done())
+    attempt.refresh_from_db()
+    assert 4 <= attempt.step_seconds < 5
+    assert not attempt.placements.filter(closed_at__isnull=True).exists()
 
 
 def test_a_checkpoint_written_again_at_the_same_place_replaces_the_row(attempt):
