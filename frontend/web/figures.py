@@ -152,6 +152,7 @@ def _metric_layout(chart: Chart) -> dict[str, Any]:
             # At least eight steps wide, so that no tick falls between two steps.
             "autorangeoptions": {"include": [0, 8]},
             "tickformat": "d",
+            "zeroline": False,
             "nticks": 8,
         },
         "yaxis": {

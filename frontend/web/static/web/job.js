@@ -18,6 +18,7 @@ function select(tab, { focus = false } = {}) {
     document.getElementById(other.getAttribute("aria-controls")).hidden = !chosen;
   }
   if (focus) tab.focus();
+  tab.scrollIntoView({ block: "nearest", inline: "nearest" });
   const name = tab.getAttribute("aria-controls");
   history.replaceState(null, "", name === "metrics" ? location.pathname : `#${name}`);
   if (name === "metrics") charts().forEach((plot) => plot.data && Plotly.Plots.resize(plot));
