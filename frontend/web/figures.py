@@ -41,6 +41,9 @@ KIND_WORDS = {
     "sync": "Weight sync",
 }
 NEIGHBOUR_COLOUR = "#8a8f98"
+#: The timeline's legend: word and colour, in the order of a step. It is drawn by the page.
+LEGEND = [(KIND_WORDS[kind], colour) for kind, colour in KIND_COLOURS.items()]
+LEGEND.append(("Other jobs", NEIGHBOUR_COLOUR))
 #: Work that needs no device (grading) is drawn in a lane of its own.
 HOST_LANE = "host"
 
@@ -225,7 +228,7 @@ def _lowest_gap(taken: list[tuple[float, float]], thickness: float) -> float:
 def _bars(placed: Sequence[tuple[Row, float]], lanes: Sequence[str], kind: str | None) -> dict[str, Any]:
     height = 0.8
     rows = [row for row, _ in placed]
-    name = KIND_WORDS[kind] if kind else "Other jobs"
+    name = KIND_WORDS[kind] if kind else LEGEND[-1][0]
     own = "step %{customdata[2]} · worker %{customdata[3]}<br>" if kind else ""
     tokens = "<br>%{customdata[4]:,} tokens" if kind else ""
     return {
@@ -267,9 +270,9 @@ def _timeline_layout(lanes: Sequence[str]) -> dict[str, Any]:
         "barmode": "overlay",
         "hovermode": "closest",
         "uirevision": "timeline",
-        "height": 150 + 56 * max(1, len(lanes)),
-        "margin": {"l": 16, "r": 12, "t": 8, "b": 40},
-        "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
+        "height": 66 + 56 * max(1, len(lanes)),
+        "margin": {"l": 16, "r": 12, "t": 8, "b": 44},
+        "showlegend": False,
         "xaxis": {"type": "date", "title": {"text": "UTC", "standoff": 4}, "nticks": 6, "tickangle": 0},
         "yaxis": {
             "tickvals": list(range(len(lanes))),

@@ -106,6 +106,7 @@ def job(request: HttpRequest, actor: Actor, job_id: str) -> HttpResponse:
         "spec": spec,
         "event_types": EVENT_TYPES,
         "spans": TIMELINE_SPANS,
+        "legend": figures.LEGEND,
     }
     return page(request, actor, "web/job.html", context)
 

@@ -163,6 +163,7 @@ async function drawTimeline() {
   const figure = await getJson(`${page.dataset.timeline}?minutes=${minutes}`);
   if (figure.data.length) {
     if (timeline.textContent === waitingForTimeline) timeline.textContent = "";
+    timeline.style.height = `${figure.layout.height}px`;
     await draw(timeline, figure);
   }
 }
