@@ -32,12 +32,12 @@ class BuiltinDataset:
     rl: dict[str, Any] = field(default_factory=dict)
 
 
-def recommended(learning_rate: float, max_tokens: int) -> dict[str, Any]:
+def recommended(learning_rate: float, warmup_steps: int, max_tokens: int) -> dict[str, Any]:
     """20 steps of 4 x 8 samples. Warm-up and decay: late steps at a high constant rate can collapse."""
     return {
         "steps": 20,
         "sampling": {"max_tokens": max_tokens},
-        "optimizer": {"learning_rate": learning_rate, "schedule": "linear", "warmup_steps": 5},
+        "optimizer": {"learning_rate": learning_rate, "schedule": "linear", "warmup_steps": warmup_steps},
     }
 
 
@@ -51,7 +51,7 @@ def write_builtin(folder: Path) -> list[BuiltinDataset]:
             description="Write one sentence about a topic with exactly as many words as asked.",
             path=write_rows(folder / "exact-words.jsonl", word_rows),
             grader=PythonGrader(type="python", name="exact_words", source=WORDS_GRADER, timeout_s=2.0),
-            rl=recommended(learning_rate=1e-3, max_tokens=24),
+            rl=recommended(learning_rate=1e-3, warmup_steps=5, max_tokens=24),
         ),
         BuiltinDataset(
             name="small-sums",
@@ -59,7 +59,7 @@ def write_builtin(folder: Path) -> list[BuiltinDataset]:
             description="Add two small numbers and reply with nothing but 'Answer: <number>'.",
             path=write_rows(folder / "small-sums.jsonl", sum_rows),
             grader=PythonGrader(type="python", name="small_sums", source=SUMS_GRADER, timeout_s=2.0),
-            rl=recommended(learning_rate=3e-4, max_tokens=16),
+            rl=recommended(learning_rate=3e-4, warmup_steps=8, max_tokens=16),
         ),
     ]
 
