@@ -24,6 +24,7 @@ import numbers
 import os
 import resource
 import select
+import shutil
 import signal
 import struct
 import sys
@@ -36,8 +37,10 @@ CPU_HARD_SECONDS = 24 * 3600
 
 
 def main() -> None:
+    scratch = os.getcwd()  # noqa: PTH109 importing pathlib would slow every start
     requests, replies = take_pipes()
-    confine(address_space=int(sys.argv[1]), file_size=int(sys.argv[2]), watch=requests)
+    threading.Thread(target=end_with_parent, args=(requests, scratch), daemon=True).start()
+    confine(address_space=int(sys.argv[1]), file_size=int(sys.argv[2]))
     send(replies, {"op": "hello"})
     grade, pid = None, os.getpid()
     while (request := receive(requests)) is not None:
@@ -54,6 +57,7 @@ def main() -> None:
         if os.getpid() != pid:  # a copy that the grader forked came back too; only the first may answer
             os._exit(0)
         send(replies, reply)
+    end(scratch)
 
 
 # ---------------------------------------------------------------- confinement
@@ -69,10 +73,9 @@ def take_pipes() -> tuple[int, int]:
     return requests, replies
 
 
-def confine(address_space: int, file_size: int, watch: int) -> None:
+def confine(address_space: int, file_size: int) -> None:
     """What the child gives up before it sees a tenant's code."""
     os.environ.clear()
-    threading.Thread(target=die_with_parent, args=(watch,), daemon=True).start()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
@@ -81,11 +84,17 @@ def confine(address_space: int, file_size: int, watch: int) -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
 
-def die_with_parent(watch: int) -> None:
-    """Kill the whole group once the parent's end of the request pipe is gone, even in mid-grade."""
+def end_with_parent(requests: int, scratch: str) -> None:
+    """End the whole group once the parent's end of the request pipe is gone, even in mid-grade."""
     poll = select.poll()
-    poll.register(watch, 0)  # no events asked for: only a hang-up or an error wakes it
+    poll.register(requests, 0)  # no events asked for: only a hang-up or an error wakes it
     poll.poll()
+    end(scratch)
+
+
+def end(scratch: str) -> None:
+    """What the parent does when it is there: remove the scratch folder, kill the group."""
+    shutil.rmtree(scratch, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
 
 

@@ -221,6 +221,19 @@ def test_a_busy_child_dies_with_its_parent(tmp_path):
     while members_of_session(session) and time.monotonic() < deadline:
         threading.Event().wait(0.01)
     assert members_of_session(session) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_idle_child_ends_when_its_parent_forgets_it(tmp_path):
+    parent = "import sys\nfrom pathlib import Path\nfrom workers.sandbox.process import SandboxProcess\n"
+    parent += "process = SandboxProcess(Path(sys.argv[1]))\nprocess.greet()\nprint(process.pid)\n"
+    command = [sys.executable, "-c", parent, str(tmp_path)]
+    session = int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+    deadline = time.monotonic() + 20
+    while members_of_session(session) and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+    assert members_of_session(session) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_close_leaves_no_process_and_no_scratch_folder(tmp_path):
