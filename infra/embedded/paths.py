@@ -55,3 +55,10 @@ def drop_socket_folder(folder: Path, longest_name: str, limit: int = SOCKET_PATH
     short = socket_folder(folder, longest_name, limit)
     if short != folder and short.is_symlink() and short.readlink() == folder:
         short.unlink(missing_ok=True)
+
+
+def scratch_dir(var: Path) -> Path:
+    """Where temporary files go: what a killed process leaves lies under ``var/`` too."""
+    folder = var / "tmp"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

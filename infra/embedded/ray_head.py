@@ -118,7 +118,11 @@ def _head_environment(var: Path) -> dict[str, str]:
     path = os.pathsep.join(filter(None, [str(paths.PROJECT), kept.get("PYTHONPATH")]))
     # Spinning barriers of a second OpenMP thread stall for most of a second when the other core is busy.
     threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-    ours = {"PYTHONPATH": path, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
+    ours = {
+        "PYTHONPATH": path,
+        "TMPDIR": str(paths.scratch_dir(var)),
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    }
     head = {name: value for name, value in environment(var).items() if name != "RAY_ADDRESS"}
     return threads | kept | ours | head
 

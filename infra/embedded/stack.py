@@ -196,6 +196,7 @@ class Stack:
             "JIGSAW_VAR": str(self.var),
             "DJANGO_SETTINGS_MODULE": "backend.settings",
             "PYTHONUNBUFFERED": "1",
+            "TMPDIR": str(paths.scratch_dir(self.var)),
         }
 
     def _bring_up(self, service: ModuleType) -> None:

@@ -36,6 +36,7 @@ def recommended(learning_rate: float, warmup_steps: int, max_tokens: int) -> dic
     """20 steps of 4 x 8 samples. Warm-up and decay: late steps at a high constant rate can collapse."""
     return {
         "steps": 20,
+        "micro_batch_size": 16,
         "sampling": {"max_tokens": max_tokens},
         "optimizer": {"learning_rate": learning_rate, "schedule": "linear", "warmup_steps": warmup_steps},
     }
