@@ -10,7 +10,7 @@ from django.db.models import Q, QuerySet
 from backend.jobs.models import Attempt, Job
 from backend.jobs.states import ATTEMPT_TERMINAL, JobStatus
 from backend.pool.models import Device, Placement, Resident, SubStage
-from backend.pool.states import SubStageStatus
+from backend.pool.states import DeviceState, SubStageStatus
 
 
 def devices() -> QuerySet[Device]:
@@ -28,6 +28,18 @@ def live_attempts() -> QuerySet[Attempt]:
 
 def open_placements() -> QuerySet[Placement]:
     return Placement.objects.filter(closed_at__isnull=True).select_related("device").order_by("id")
+
+
+def stale_placements() -> QuerySet[Placement]:
+    """Holds that an attempt left open when it ended: nobody will close them in the course of things."""
+    over = [status.value for status in ATTEMPT_TERMINAL]
+    return open_placements().filter(attempt__status__in=over).select_related("device", "attempt__job")
+
+
+def attempts_on_lost_devices() -> QuerySet[Attempt]:
+    """Live attempts that hold a device which is lost: what they run there will never report."""
+    held = Placement.objects.filter(closed_at__isnull=True, device__state=DeviceState.LOST)
+    return live_attempts().filter(pk__in=held.values("attempt"))
 
 
 def open_substages() -> QuerySet[SubStage]:
