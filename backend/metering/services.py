@@ -6,8 +6,8 @@ Everything before ``metered_until`` is in the ledger, once. A reading goes up to
 instant at which something may still come in (a sub-stage that was granted and has not reported).
 
 Order of locks. A report holds its job's row and then meters, so the device comes after the job. A reading
-from elsewhere holds the device and must not wait for a job: it takes the rows of jobs and organizations
-that are free, and leaves the sub-stages of the others to the next reading.
+from elsewhere holds the device and must not wait for a job: it takes the rows of jobs that are free, and
+leaves the sub-stages of the others to the next reading.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
-from django.db import models, transaction
+from django.db import transaction
 from django.db.models import F
 
 from backend.jobs.events import event_add
@@ -26,7 +26,6 @@ from backend.metering.division import Occupant, Part, divide, fitting, from_us, 
 from backend.metering.models import AttemptCredit, UsageRecord
 from backend.pool.models import Device, SubStage
 from backend.pool.states import DeviceState, SubStageStatus
-from backend.tenants.models import Organization
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +59,6 @@ def device_meter(*, device_id: int, until: datetime) -> int:
     Device.objects.filter(pk=device.pk).update(metered_until=watermark)
     SubStage.objects.filter(pk__in=[s.pk for s in runs if s.ended_at <= watermark]).update(metered=True)
     SubStage.objects.filter(device=device, metered=False, status=SubStageStatus.LOST).update(metered=True)
-    _serve(usage)
     _charge([*usage, *reversals])
     return len(usage) + len(reversals)
 
@@ -73,8 +71,8 @@ def attempt_credit(*, attempt: Attempt, since_step: int) -> int:
     Sub-stages that reach the ledger only later are credited there and then. Meter the attempt's devices
     first all the same: then the tenant sees one change of the cost and not several.
 
-    The tenant's virtual time stays: the devices did work for it, and virtual time that runs backwards would
-    let the tenant hold the pool until it has caught up with the others.
+    The tenant's virtual time stays: it did hold the devices, and virtual time that runs backwards would let
+    the tenant hold the pool until it has caught up with the others.
     """
     Job.objects.select_for_update(no_key=True).get(pk=attempt.job_id)
     credit, _ = AttemptCredit.objects.get_or_create(attempt=attempt, defaults={"since_step": since_step})
@@ -93,13 +91,6 @@ def attempt_credit(*, attempt: Attempt, since_step: int) -> int:
     reversals = UsageRecord.objects.bulk_create(_reversals(lost.order_by("pk")))
     _charge(reversals)
     return sum(record.micro_usd for record in reversals if record.entry == Entry.WASTE)
-
-
-def organization_service_add(*, organization_id: int, device_seconds: float) -> None:
-    """Let the organization's virtual time pass by what it received."""
-    Organization.objects.filter(pk=organization_id).update(
-        service=F("service") + device_seconds / F("weight")
-    )
 
 
 # ---------------------------------------------------------------- what to book
@@ -126,17 +117,13 @@ def _in_service_until(device: Device, until: datetime, done: Sequence[SubStage])
 
 
 def _lockable(runs: list[SubStage], watermark: datetime, device: Device) -> tuple[list[SubStage], datetime]:
-    """Lock the jobs and organizations that are free; the watermark stays before the runs of the others."""
-    jobs = _lock_free(Job, {s.job_id for s in runs})
-    organizations = _lock_free(Organization, {s.job.organization_id for s in runs})
-    busy = [s for s in runs if s.job_id not in jobs or s.job.organization_id not in organizations]
+    """Lock the jobs that are free; the watermark stays before the runs of the others."""
+    ids = {s.job_id for s in runs}
+    free = Job.objects.select_for_update(no_key=True, skip_locked=True).filter(pk__in=ids)
+    jobs = set(free.order_by("pk").values_list("pk", flat=True))
+    busy = [s for s in runs if s.job_id not in jobs]
     watermark = min([watermark, *(max(s.started_at, device.metered_until) for s in busy)])
     return [s for s in runs if s.started_at < watermark], watermark
-
-
-def _lock_free(model: type[models.Model], ids: set[int]) -> set[int]:
-    rows = model.objects.select_for_update(no_key=True, skip_locked=True).filter(pk__in=ids)
-    return set(rows.order_by("pk").values_list("pk", flat=True))
 
 
 def _tell_late(device: Device, runs: Sequence[SubStage]) -> None:
@@ -226,15 +213,6 @@ def _reversal(usage: UsageRecord, entry: UsageRecord.Entry) -> UsageRecord:
         micro_usd=sign * usage.micro_usd,
         reverses=usage,
     )
-
-
-def _serve(usage: Iterable[UsageRecord]) -> None:
-    received: dict[int, int] = defaultdict(int)
-    for record in usage:
-        if record.organization_id is not None:
-            received[record.organization_id] += record.device_microseconds
-    for organization_id, microseconds in sorted(received.items()):
-        organization_service_add(organization_id=organization_id, device_seconds=microseconds / 1e6)
 
 
 def _charge(records: Iterable[UsageRecord]) -> None:

@@ -17,8 +17,15 @@ def devices() -> QuerySet[Device]:
     return Device.objects.select_related("node").order_by("name")
 
 
-def queued_jobs() -> QuerySet[Job]:
-    return Job.objects.filter(status=JobStatus.QUEUED).order_by("id")
+def queued_jobs(now: datetime) -> QuerySet[Job]:
+    """Jobs that may be admitted now, without their long columns."""
+    waiting = Job.objects.filter(status=JobStatus.QUEUED).defer("spec", "metadata").order_by("id")
+    return waiting.filter(Q(retry_at__isnull=True) | Q(retry_at__lte=now))
+
+
+def held_back_jobs(now: datetime) -> QuerySet[Job]:
+    """Jobs that wait for their next attempt after one was lost."""
+    return Job.objects.filter(status=JobStatus.QUEUED, retry_at__gt=now)
 
 
 def live_attempts() -> QuerySet[Attempt]:

@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
-from django.db.models import Min
 
 from backend.jobs.events import event_add
 from backend.jobs.models import Attempt, Event
 from backend.notify.services import SCHEDULER, ring
+from backend.pool.fairness import service_add
 from backend.pool.models import Decision, Device, Node, Placement, Resident, SubStage
 from backend.pool.states import DeviceState, SubStageStatus
 from workers.protocol import Finished, Offer
@@ -108,12 +108,14 @@ def placements_open(*, attempt: Attempt, devices: Sequence[Device], reason: str,
 
 @transaction.atomic
 def placements_close(*, attempt: Attempt, now: datetime) -> None:
-    """Free the attempt's devices, and remember how long it held them: so long its next turn may take."""
+    """Free the attempt's devices, charge the turn, and remember how long it took: so long may the next."""
     held = Placement.objects.filter(attempt=attempt, closed_at__isnull=True)
-    since = held.aggregate(since=Min("opened_at"))["since"]
-    if since is not None:
-        held.update(closed_at=now)
-        Attempt.objects.filter(pk=attempt.pk).update(step_seconds=(now - since).total_seconds())
+    seconds = [(now - opened_at).total_seconds() for opened_at in held.values_list("opened_at", flat=True)]
+    if not seconds:
+        return
+    held.update(closed_at=now)
+    Attempt.objects.filter(pk=attempt.pk).update(step_seconds=max(seconds))
+    service_add(attempt=attempt, device_seconds=sum(seconds))
 
 
 def substage_offer(*, attempt: Attempt, offer: Offer, now: datetime) -> SubStage:

@@ -54,7 +54,7 @@ class Organization(models.Model):
     slug = models.SlugField(max_length=64, unique=True)
     weight = models.FloatField(default=1.0, help_text="share of the pool against other tenants")
     max_devices = models.PositiveIntegerField(null=True, blank=True, help_text="ceiling; empty: none")
-    service = models.FloatField(default=0.0, help_text="virtual time: device-seconds received / weight")
+    service = models.FloatField(default=0.0, help_text="virtual time: device-seconds held / weight")
     created_at = models.DateTimeField(auto_now_add=True)
     members = models.ManyToManyField(User, through="Membership", related_name="organizations")
 
