@@ -7,7 +7,7 @@ is shared; the bill is by compute. It is the same charge that the scheduler expe
 
 from __future__ import annotations
 
-from django.db.models import F, Min
+from django.db.models import F, Max, Min
 
 from backend.jobs.models import Attempt
 from backend.jobs.states import ATTEMPT_TERMINAL
@@ -22,10 +22,16 @@ def service_add(*, attempt: Attempt, device_seconds: float) -> None:
 
 
 def service_lift(*, organization_id: int) -> None:
-    """Lift the organization's virtual time, unless it is at work already."""
+    """Lift the organization's virtual time to that of the pool, unless it is at work already.
+
+    The pool's time is the least service of those at work. While nobody is, it is the most that anybody has
+    received: whoever comes first after a quiet night starts level with whoever comes second, and not ahead
+    of it by all that the second has ever received.
+    """
     at_work = Attempt.objects.exclude(status__in=[status.value for status in ATTEMPT_TERMINAL])
     if at_work.filter(job__organization_id=organization_id).exists():
         return
-    least = at_work.aggregate(least=Min("job__organization__service"))["least"]
-    if least is not None:
-        Organization.objects.filter(pk=organization_id, service__lt=least).update(service=least)
+    time = at_work.aggregate(least=Min("job__organization__service"))["least"]
+    if time is None:
+        time = Organization.objects.aggregate(most=Max("service"))["most"]
+    Organization.objects.filter(pk=organization_id, service__lt=time).update(service=time)

@@ -52,6 +52,21 @@ def test_one_who_mostly_grades_holds_the_pool_no_longer_than_one_who_computes(de
     assert sorted(costs) == [10_000, 100_000]
 
 
+def test_after_an_idle_pool_a_new_tenant_and_a_heavy_one_alternate(device, tmp_path):
+    heavy, fresh = make_attempt("heavy", tmp_path), make_attempt("fresh", tmp_path)
+    Attempt.objects.update(status=AttemptStatus.SUCCEEDED)
+    Organization.objects.filter(pk=heavy.job.organization_id).update(service=1e5)
+    for attempt in (fresh, heavy):
+        service_lift(organization_id=attempt.job.organization_id)
+        Attempt.objects.filter(pk=attempt.pk).update(status=AttemptStatus.RUNNING)
+    turns = []
+    for number in range(6):
+        attempt = first_in_order([heavy, fresh])
+        turn(attempt, device, start=10 * number, end=10 * number + 10)
+        turns.append(attempt)
+    assert turns == [heavy, fresh] * 3
+
+
 @pytest.mark.parametrize(("before", "after"), [(5.0, 40.0), (70.0, 70.0)])
 def test_a_newcomer_is_lifted_to_the_least_of_those_at_work_and_never_lowered(tmp_path, db, before, after):
     newcomer, slow, fast = (make_attempt(name, tmp_path) for name in ("newcomer", "slow", "fast"))
