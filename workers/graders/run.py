@@ -1,7 +1,7 @@
 """Grade a batch of completions.
 
 A grade that fails is an error with its own type, never a score of 0: the caller decides what a missing reward
-means. Scores are finite floats; a Python grader's True and False count as 1 and 0.
+means. Scores are floats of at most MAX_SCORE either way; a Python grader's True and False count as 1 and 0.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from workers.graders.templates import TemplateError, check_template, render
 from workers.sandbox.pool import SandboxPool, check_source
 from workers.sandbox.process import CallResult
 from workers.spec import Grader, MathGrader, PythonGrader, StringCheckGrader, TextSimilarityGrader
+
+#: Group statistics square the scores: beyond this they lose their precision, and in the end overflow.
+MAX_SCORE = 1e6
 
 
 class ErrorType(StrEnum):
@@ -140,5 +143,10 @@ def as_sample(output_text: str) -> dict[str, Any]:
 
 
 def as_result(result: CallResult) -> GradeResult:
+    if result.score is not None and abs(result.score) > MAX_SCORE:
+        error = (
+            f"grade returned {result.score:g}: a score lies between {-MAX_SCORE:,.0f} and {MAX_SCORE:,.0f}"
+        )
+        return GradeResult(None, error, ErrorType.BAD_SCORE, result.seconds, result.output)
     kind = ErrorType(result.kind) if result.kind is not None else None
     return GradeResult(result.score, result.error, kind, result.seconds, result.output)

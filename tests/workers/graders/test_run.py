@@ -131,6 +131,15 @@ def test_python_errors_have_types_and_no_score():
     assert results[0].seconds >= 0.3
 
 
+def test_a_score_beyond_a_million_is_an_error_that_says_so(pool):
+    grader = PythonGrader(type="python", source="def grade(sample, item):\n    return item['score']\n")
+    items = [{"score": score} for score in (1e6, -1e6, 1e308, -1000001.0)]
+    results = grade_batch(grader, [GradeInput(item, "") for item in items], pool=pool)
+    assert [result.score for result in results] == [1e6, -1e6, None, None]
+    assert [result.error_type for result in results[2:]] == [ErrorType.BAD_SCORE] * 2
+    assert results[2].error == "grade returned 1e+308: a score lies between -1,000,000 and 1,000,000"
+
+
 def test_an_empty_batch_has_no_results():
     assert grade_batch(PythonGrader(type="python", source="def grade(s, i): return 1"), []) == []
 
