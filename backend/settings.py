@@ -123,6 +123,8 @@ FILES_DIR = Path(env.text("JIGSAW_FILES_DIR", str(VAR_DIR / "files")))
 MODELS_DIR = Path(env.text("JIGSAW_MODELS_DIR", str(VAR_DIR / "models")))
 CHECKPOINTS_DIR = Path(env.text("JIGSAW_CHECKPOINTS_DIR", str(VAR_DIR / "checkpoints")))
 MAX_UPLOAD_BYTES = env.integer("JIGSAW_MAX_UPLOAD_BYTES", 512 << 20)
+# Jobs of one organization that are not over: what waits is read whole by every plan of the scheduler.
+MAX_UNFINISHED_JOBS = env.integer("JIGSAW_MAX_UNFINISHED_JOBS", 1_000)
 
 REDIS_URL = env.secret("REDIS_URL") or valkey.url(VAR_DIR)
 CELERY_BROKER_URL = valkey.celery_url(REDIS_URL)

@@ -201,6 +201,11 @@ class RLConfig(Strict):
         return self.steps * self.updates_per_step
 
 
+# OpenAI's bounds of a job's metadata.
+MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
+MetadataValue = Annotated[str, Field(max_length=512)]
+
+
 class JobSpec(Strict):
     """One job: model, data, grader, and how to train."""
 
@@ -212,7 +217,7 @@ class JobSpec(Strict):
     rl: RLConfig = RLConfig()
     seed: int = Field(0, ge=0, le=SEED_MAX)
     suffix: str | None = Field(None, min_length=1, max_length=64)
-    metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
+    metadata: dict[MetadataKey, MetadataValue] = Field(default_factory=dict, max_length=16)
 
     def resolved(self) -> JobSpec:
         return self.model_copy(update={"rl": self.rl.resolved()})

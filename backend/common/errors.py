@@ -46,6 +46,14 @@ class Conflict(ServiceError):
     default_code = "conflict"
 
 
+class LimitReached(ServiceError):
+    """The organization has as much of it as it may have."""
+
+    status = 429
+    type = "rate_limit_error"
+    default_code = "limit_reached"
+
+
 class TooLarge(ServiceError):
     """More bytes than are taken."""
 

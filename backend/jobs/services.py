@@ -8,12 +8,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.db import IntegrityError, transaction
 
 from backend.catalog.access import dataset_access, file_access, model_access
 from backend.catalog.models import BaseModel, Dataset, File
 from backend.catalog.services import file_remove
-from backend.common.errors import Conflict, InvalidRequest, NotFound
+from backend.common.errors import Conflict, InvalidRequest, LimitReached, NotFound
 from backend.jobs import requests, sizing
 from backend.jobs.events import event_add
 from backend.jobs.models import Attempt, Event, Job, Transition, job_id
@@ -28,6 +29,7 @@ from backend.jobs.states import (
 from backend.jobs.tasks import validate_job
 from backend.jobs.transitions import attempt_status_change, job_status_change
 from backend.tenants.access import Actor, require_write
+from backend.tenants.models import Organization
 from workers.graders.run import check_grader
 from workers.models.config import read_config
 from workers.spec import JobSpec, template_fields
@@ -36,6 +38,7 @@ log = logging.getLogger(__name__)
 
 IDEMPOTENCY_KEY_CHARS = 255
 CANCEL_TRIES = 5
+UNFINISHED = [status.value for status in JobStatus if status not in JOB_TERMINAL]
 
 
 def job_create(*, actor: Actor, request: Any, idempotency_key: str | None = None, stimulus: str = "") -> Job:
@@ -50,6 +53,7 @@ def job_create(*, actor: Actor, request: Any, idempotency_key: str | None = None
         known = _job_of_key(actor, idempotency_key, digest)
         if known is not None:
             return known
+    _check_unfinished(actor.organization)
     job = _prepare(actor, request)
     job.idempotency_key, job.request_digest = idempotency_key, digest
     try:
@@ -77,7 +81,7 @@ def file_delete(*, actor: Actor, file: File) -> None:
     require_write(actor)
     if _locked_file(file) is None:
         raise NotFound(f"There is no file {file.public_id!r}.")
-    user = file.jobs.exclude(status__in=[status.value for status in JOB_TERMINAL]).order_by("pk").first()
+    user = file.jobs.filter(status__in=UNFINISHED).order_by("pk").first()
     if user is not None:
         raise Conflict(f"The job {user.public_id} still needs the file.", code="file_in_use")
     file_remove(file=file)
@@ -124,6 +128,17 @@ def _job_of_key(actor: Actor, key: str, digest: str) -> Job | None:
     return job
 
 
+def _check_unfinished(organization: Organization) -> None:
+    """Requests at once may pass together: the limit bounds the queue, it is not a count to rely on."""
+    limit = settings.MAX_UNFINISHED_JOBS
+    if Job.objects.filter(organization=organization, status__in=UNFINISHED).count() >= limit:
+        raise LimitReached(
+            f"The organization has {limit:,} jobs that are not finished, which is the limit: wait for some "
+            "to end, or cancel some.",
+            code="too_many_unfinished_jobs",
+        )
+
+
 def _prepare(actor: Actor, body: Any) -> Job:
     """The job as it would be stored; everything that can be said without reading the data is said here."""
     request = requests.parse_request(body)
@@ -139,6 +154,7 @@ def _prepare(actor: Actor, body: Any) -> Job:
     spec = requests.resolve(request, brought)
     _check_grader(spec, source)
     _check_lengths(spec, model)
+    _check_devices(spec, actor.organization)
     public_id = job_id()
     return Job(
         public_id=public_id,
@@ -200,6 +216,16 @@ def _check_lengths(spec: JobSpec, model: BaseModel) -> None:
             f"rl.sampling.max_tokens {spec.rl.sampling.max_tokens:,} leaves no room for a prompt in the "
             f"{model.context_length:,} tokens of {model.name}.",
             param="rl.sampling.max_tokens",
+        )
+
+
+def _check_devices(spec: JobSpec, organization: Organization) -> None:
+    limit = organization.max_devices
+    if limit is not None and spec.rl.devices > limit:
+        raise InvalidRequest(
+            f"rl.devices is {spec.rl.devices:,}, but the organization may hold {limit:,} at once: "
+            "the job could never start.",
+            param="rl.devices",
         )
 
 

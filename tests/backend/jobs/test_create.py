@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import connections
 
-from backend.common.errors import Forbidden, InvalidRequest
+from backend.common.errors import Forbidden, InvalidRequest, LimitReached
 from backend.jobs.models import Event, Job, Transition
 from backend.jobs.services import file_delete, job_create
 from backend.jobs.states import JobStatus
@@ -103,6 +103,46 @@ def test_a_tenants_own_model_comes_before_the_services(acme, northwind, model, f
 def test_a_viewer_creates_nothing(acme, model, file):
     with pytest.raises(Forbidden):
         job_create(actor=acme.viewer, request=body(file.public_id))
+
+
+def test_more_devices_than_the_organization_may_hold_are_refused(acme, model, file):
+    acme.organization.max_devices = 2
+    acme.organization.save()
+    error = refusal(acme.member, body(file.public_id, rl={"devices": 3}))
+    assert error.param == "rl.devices"
+    assert error.message.startswith("rl.devices is 3, but the organization may hold 2 at once")
+    assert job_create(actor=acme.member, request=body(file.public_id, rl={"devices": 2})).devices == 2
+
+
+@pytest.mark.parametrize(
+    ("metadata", "param"),
+    [({"k" * 65: "v"}, "metadata"), ({"k": "v" * 513}, "metadata.k"), ({"": "v"}, "metadata")],
+    ids=["a long key", "a long value", "an empty key"],
+)
+def test_metadata_have_openais_bounds(acme, model, file, metadata, param):
+    assert refusal(acme.member, body(file.public_id, metadata=metadata)).param.startswith(param)
+
+
+def test_metadata_at_their_bounds_are_kept(acme, model, file):
+    metadata = {f"{number:0>64}": "v" * 512 for number in range(16)}
+    assert job_create(actor=acme.member, request=body(file.public_id, metadata=metadata)).metadata == metadata
+    with pytest.raises(InvalidRequest):
+        job_create(actor=acme.member, request=body(file.public_id, metadata={**metadata, "one": "more"}))
+
+
+def test_unfinished_jobs_are_limited_per_organization(acme, northwind, model, file, settings, tmp_path):
+    settings.MAX_UNFINISHED_JOBS = 2
+    first = job_create(actor=acme.member, request=body(file.public_id), idempotency_key="k")
+    factories.job(acme.organization, tmp_path, status=JobStatus.RUNNING)
+    with pytest.raises(LimitReached) as caught:
+        job_create(actor=acme.member, request=body(file.public_id))
+    assert (caught.value.status, caught.value.code) == (429, "too_many_unfinished_jobs")
+    # Repeating a request that was granted is no new job.
+    assert job_create(actor=acme.member, request=body(file.public_id), idempotency_key="k") == first
+    theirs = factories.file(northwind.organization, tmp_path)
+    assert job_create(actor=northwind.member, request=body(theirs.public_id)).status == JobStatus.VALIDATING
+    Job.objects.filter(pk=first.pk).update(status=JobStatus.FAILED)
+    assert job_create(actor=acme.member, request=body(file.public_id)).pk != first.pk
 
 
 def test_an_unknown_model_is_refused(acme, file):
@@ -241,6 +281,7 @@ def test_a_file_deleted_meanwhile_makes_no_job(acme, model, file, monkeypatch):
 
 
 def test_the_number_of_queries_is_known(acme, model, file, django_assert_num_queries):
-    # Key, model, file; savepoint, lock, job, transition, event (savepoint, seq, row, bell, release), release.
-    with django_assert_num_queries(13):
+    # Key, limit, model, file; savepoint, lock, job, transition,
+    # event (savepoint, seq, row, bell, release), release.
+    with django_assert_num_queries(14):
         job_create(actor=acme.member, request=body(file.public_id), idempotency_key="k")
