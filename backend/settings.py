@@ -60,6 +60,7 @@ INSTALLED_APPS = [
 
 MIDDLEWARE = [
     "backend.api.middleware.request_id",
+    "backend.api.health.healthz",
     "django.middleware.security.SecurityMiddleware",
     "frontend.web.middleware.content_security_policy",
     "whitenoise.middleware.WhiteNoiseMiddleware",

@@ -1,13 +1,10 @@
-"""Routes: the API under /v1, the health check, and the console."""
+"""Routes: the API under /v1, and the console. ``/healthz`` is a middleware: see ``api.health``."""
 
 from __future__ import annotations
 
 from django.urls import include, path
 
-from backend.api.health import healthz
-
 urlpatterns = [
-    path("healthz", healthz, name="healthz"),
     path("v1/", include("backend.api.urls")),
     path("", include("frontend.web.urls")),
 ]

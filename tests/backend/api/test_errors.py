@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from asgiref.sync import async_to_sync
+from django.test import AsyncClient
 from rest_framework.exceptions import Throttled, ValidationError
 
 from backend.api.errors import exception_handler
@@ -117,6 +119,22 @@ def test_a_serializers_errors_become_a_dotted_path():
 def test_health(anonymous):
     response = anonymous.get("/healthz")
     assert (response.status_code, response.json()) == (200, {"status": "ok", "database": "ok"})
+
+
+@pytest.mark.django_db
+def test_health_for_a_probe_that_knows_neither_the_name_nor_https(anonymous, settings):
+    settings.SECURE_SSL_REDIRECT = True
+    settings.ALLOWED_HOSTS = ["train.example.com"]
+    assert anonymous.get("/healthz", HTTP_HOST="10.0.0.7:8000").status_code == 200
+    assert anonymous.post("/healthz", HTTP_HOST="10.0.0.7:8000").status_code == 405
+    assert anonymous.get("/v1/models", HTTP_HOST="train.example.com").status_code == 301
+
+
+@pytest.mark.django_db(transaction=True)
+def test_health_under_asgi(settings):
+    settings.ALLOWED_HOSTS = ["train.example.com"]
+    response = async_to_sync(AsyncClient().get)("/healthz")
+    assert (response.status_code, response.json()["status"]) == (200, "ok")
 
 
 @pytest.mark.django_db
