@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from backend.jobs.access import job_access, job_checkpoint_access
 from backend.jobs.services import job_cancel, job_create
 from backend.jobs.states import JobStatus
 from workers.protocol import METRICS
+
+#: Numbers that the columns of a sample can hold.
+SAMPLE_ID = re.compile(r"sample-([0-9]{1,9})-([0-9]{1,9})-([0-9]{1,9})", re.ASCII)
 
 
 class Jobs(ApiView):
@@ -79,9 +83,17 @@ class JobMetrics(ApiView):
 
 
 class JobSamples(ApiView):
+    """Of one step, the newest unless ``step`` says another, by group and index."""
+
     def get(self, request: Request, job_id: str) -> Response:
         job = job_access(actor_of(request), job_id)
-        return Response(listed(selectors.job_samples(job, step=whole(request, "step", None)), shapes.sample))
+        page = selectors.job_samples_page(
+            job,
+            step=whole(request, "step", None),
+            after=_sample_place(request.query_params.get("after")),
+            limit=whole(request, "limit", 100),
+        )
+        return Response(listed(page.items, shapes.sample, has_more=page.has_more))
 
 
 class JobCheckpoints(ApiView):
@@ -121,6 +133,17 @@ def _event_seq(after: str | None) -> int | None:
     if not (seq.isascii() and seq.isdigit() and len(seq) <= 18):
         raise InvalidRequest(f"after is no event's id: {after[:80]!r}", param="after")
     return int(seq)
+
+
+def _sample_place(after: str | None) -> tuple[int, int, int] | None:
+    """Step, group and index of the sample with that id."""
+    if after is None:
+        return None
+    place = SAMPLE_ID.fullmatch(after)
+    if place is None:
+        raise InvalidRequest(f"after is no sample's id: {after[:80]!r}", param="after")
+    step, group, index = map(int, place.groups())
+    return step, group, index
 
 
 def _metric_names(text: str | None) -> list[str] | None:

@@ -116,6 +116,7 @@ def metrics(row: MetricsRow) -> dict[str, Any]:
 
 def sample(row: Sample) -> dict[str, Any]:
     return {
+        "id": f"sample-{row.step}-{row.group}-{row.index}",
         "step": row.step,
         "group": row.group,
         "index": row.index,

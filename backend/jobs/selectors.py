@@ -70,6 +70,20 @@ def job_samples(job: Job, *, step: int | None = None) -> list[Sample]:
     return list(rows.filter(step=step).order_by("group", "index"))
 
 
+def job_samples_page(
+    job: Job, *, step: int | None = None, after: tuple[int, int, int] | None = None, limit: int = 100
+) -> Page[Sample]:
+    """The same by pages in order; ``after`` is the (step, group, index) of the sample before the page."""
+    rows = Sample.objects.filter(job=job)
+    if after is not None:
+        # The newest step may be another by now: a listing stays with the step it began with.
+        step = after[0] if step is None else step
+        rows = rows.filter(Q(group=after[1], index__gt=after[2]) | Q(group__gt=after[1]))
+    elif step is None:
+        step = rows.aggregate(newest=Max("step"))["newest"]
+    return page_of(rows.filter(step=step).order_by("group", "index"), limit)
+
+
 def job_checkpoints(job: Job) -> list[JobCheckpoint]:
     """The checkpoints that are kept, the newest first."""
     return list(

@@ -14,7 +14,7 @@ from django.test import AsyncClient
 
 from backend.api.downloads import members, tar_bytes, tar_chunks
 from backend.jobs.events import event_add
-from backend.jobs.models import Event, Job
+from backend.jobs.models import Event, Job, Sample
 from backend.jobs.states import JobStatus, Reason
 from backend.jobs.tasks import validate_job
 from tests import factories
@@ -157,6 +157,34 @@ def test_events_continue_by_the_id_of_the_last(acme, tmp_path):
     assert [row["message"] for row in older["data"]] == ["2", "1"]
     newer = acme.client.get(f"{url}?order=asc&after={page['last_id']}").json()
     assert [row["message"] for row in newer["data"]] == ["4"]
+
+
+def test_samples_come_in_pages_of_one_step(acme, tmp_path):
+    job = factories.job(acme.organization, tmp_path)
+    text = {"row": 0, "prompt": "p", "completion": "c", "tokens": 1, "advantage": 0.0, "finish": "stop"}
+    places = [(0, 0, 0)] + [(3, group, index) for group in range(3) for index in range(50)]
+    Sample.objects.bulk_create(
+        Sample(job=job, step=step, group=group, index=index, **text) for step, group, index in places
+    )
+    url = f"/v1/fine_tuning/jobs/{job.public_id}/samples"
+    first = acme.client.get(url).json()
+    assert (len(first["data"]), first["has_more"], first["last_id"]) == (100, True, "sample-3-1-49")
+    # A newer step does not change which one is being listed.
+    Sample.objects.create(job=job, step=4, group=9, index=9, **text)
+    rest = acme.client.get(url, {"after": first["last_id"]}).json()
+    found = [(row["step"], row["group"], row["index"]) for row in first["data"] + rest["data"]]
+    assert (found, rest["has_more"]) == (places[1:], False)
+    few = acme.client.get(url, {"step": 3, "limit": 2, "after": "sample-3-0-48"}).json()
+    assert [row["id"] for row in few["data"]] == ["sample-3-0-49", "sample-3-1-0"]
+
+
+@pytest.mark.parametrize(
+    ("query", "param"), [("limit=101", "limit"), ("after=sample-1", "after"), ("after=sample-1-1-x", "after")]
+)
+def test_pages_of_samples_are_asked_for_in_form(query, param, acme, tmp_path):
+    job = factories.job(acme.organization, tmp_path)
+    response = acme.client.get(f"/v1/fine_tuning/jobs/{job.public_id}/samples?{query}")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
 def test_only_metrics_that_there_are(acme, tmp_path):
