@@ -11,12 +11,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from workers.models.config import read_json
+
+#: What templates that write today's date are told, so that a job resumed on another day has the same prompts.
+PROMPT_DATE = datetime(2026, 1, 1)  # noqa: DTZ001 - a date on paper, in no zone
+#: Templates know the older name only.
+ROLES = {"developer": "system"}
 
 
 class ChatTokenizer:
@@ -31,23 +37,35 @@ class ChatTokenizer:
             self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # the library raises bare Exception
             raise ValueError(f"{folder / 'tokenizer.json'} cannot be read: {error}") from None
+        # Both may be set in the file: a prompt must be all of the messages and nothing else.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         self._settings = read_json(folder, "tokenizer_config.json")
-        self._template = _environment().from_string(_template_text(folder, self._settings))
+        try:
+            self._template = _environment().from_string(_template_text(folder, self._settings))
+        except TemplateError as error:
+            raise ValueError(f"model folder {folder}: the chat template cannot be read: {error}") from None
         self.eos_ids = _eos_ids(folder, self._settings, self._tokenizer)
         self.vocab = self._tokenizer.get_vocab_size()
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt's text, assistant turn opened; ``ValueError`` says what the template refused."""
+        """The prompt's text, assistant turn opened; ``ValueError`` says what the template refused.
+
+        The role ``developer`` is ``system``; the date is always ``PROMPT_DATE``.
+        """
+        chat = [{**message, "role": ROLES.get(message["role"], message["role"])} for message in messages]
         try:
             return self._template.render(
-                messages=list(messages),
+                messages=chat,
+                tools=None,
+                documents=None,
                 add_generation_prompt=True,
                 bos_token=_token_text(self._settings.get("bos_token")),
                 eos_token=_token_text(self._settings.get("eos_token")),
                 pad_token=_token_text(self._settings.get("pad_token")),
                 unk_token=_token_text(self._settings.get("unk_token")),
             )
-        except TemplateError as error:
+        except Exception as error:  # a template is a program, and may fail in any way a program can
             raise ValueError(f"the chat template refused the messages: {error}") from None
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -87,21 +105,40 @@ def trim_stop(text: str, stop: Sequence[str]) -> str:
     return text[: min(cuts)] if cuts else text
 
 
+class _Generation(Extension):
+    """``{% generation %}`` marks what the assistant wrote, for others to train on; its text is plain text."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(lineno)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
     """The same environment transformers renders templates in, so that prompts come out alike."""
 
     def raise_exception(message: str) -> None:
         raise TemplateError(message)
 
-    def tojson(value: Any, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | str | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # noqa: DTZ005 - as transformers
+    environment.globals["strftime_now"] = PROMPT_DATE.strftime
     return environment
 
 
@@ -111,16 +148,16 @@ def _template_text(folder: Path, settings: dict[str, Any]) -> str:
         return file.read_text(encoding="utf-8")
     template = settings.get("chat_template")
     if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        named = [entry for entry in template if isinstance(entry, dict)]
+        template = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
     if not isinstance(template, str):
         raise ValueError(f"model folder {folder} has no chat template")  # noqa: TRY004 - one error type for bad folders
     return template
 
 
 def _token_text(token: str | dict[str, Any] | None) -> str:
-    if isinstance(token, dict):
-        return str(token.get("content", ""))
-    return token or ""
+    text = token.get("content") if isinstance(token, dict) else token
+    return str(text or "")
 
 
 def _eos_ids(folder: Path, settings: dict[str, Any], tokenizer: Tokenizer) -> frozenset[int]:

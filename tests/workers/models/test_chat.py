@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from tests.tiny import make_tiny
@@ -48,6 +49,63 @@ def test_template_file_wins_and_runs_in_a_sandbox(tmp_path: Path) -> None:
         ChatTokenizer(tmp_path).render(MESSAGES)
     (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('no system turn, please') }}")
     with pytest.raises(ValueError, match="no system turn, please"):
+        ChatTokenizer(tmp_path).render(MESSAGES)
+
+
+def test_truncation_and_padding_of_the_file_are_off(folder: Path, tmp_path: Path) -> None:
+    make_tiny(tmp_path)
+    saved = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    saved.enable_truncation(5)
+    saved.enable_padding(length=400)
+    saved.save(str(tmp_path / "tokenizer.json"))
+    assert ChatTokenizer(tmp_path).encode_chat(MESSAGES) == ChatTokenizer(folder).encode_chat(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% if tools is none and documents is none %}none{% else %}some{% endif %}",
+        "{{ messages | tojson(separators=(',', ':'), sort_keys=true) }}{{ messages | tojson(indent=2) }}",
+        "{{ 'é<' | tojson }}{{ 'é' | tojson(ensure_ascii=true) }}",
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+        "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}",
+        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
+    ],
+)
+def test_templates_render_as_in_transformers(template: str, tmp_path: Path) -> None:
+    make_tiny(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(template)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    expected = theirs.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False)
+    assert ChatTokenizer(tmp_path).render(MESSAGES) == expected
+
+
+def test_a_template_learns_the_same_date_every_day(tmp_path: Path) -> None:
+    make_tiny(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("Today: {{ strftime_now('%d %b %Y') }}")
+    assert ChatTokenizer(tmp_path).render(MESSAGES) == "Today: 01 Jan 2026"
+
+
+def test_developer_is_the_system(folder: Path) -> None:
+    tokenizer = ChatTokenizer(folder)
+    developer = [{**MESSAGES[0], "role": "developer"}, MESSAGES[1]]
+    assert tokenizer.render(developer) == tokenizer.render(MESSAGES)
+    assert developer[0]["role"] == "developer"
+
+
+@pytest.mark.parametrize("template", ["{% for %}", "{% generation %}", "{{ messages | nofilter }}"])
+def test_a_template_that_does_not_compile_is_a_bad_folder(template: str, tmp_path: Path) -> None:
+    make_tiny(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(template)
+    with pytest.raises(ValueError, match="the chat template cannot be read"):
+        ChatTokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("expression", ["messages + 1", "1 // 0", "messages[0].content()", "nothing.at.all"])
+def test_whatever_fails_in_a_template_is_a_refusal(expression: str, tmp_path: Path) -> None:
+    make_tiny(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ " + expression + " }}")
+    with pytest.raises(ValueError, match="the chat template refused the messages"):
         ChatTokenizer(tmp_path).render(MESSAGES)
 
 
