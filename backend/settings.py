@@ -8,7 +8,7 @@ from django.core.management.utils import get_random_secret_key
 
 from backend import env
 from infra.embedded import postgres, valkey
-from infra.embedded.paths import var_dir
+from infra.embedded.paths import scratch_dir, var_dir
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 VAR_DIR = var_dir()
@@ -117,7 +117,7 @@ STORAGES = {
 
 # Uploads are streamed to disk in chunks; only small ones stay in memory.
 FILE_UPLOAD_MAX_MEMORY_SIZE = 1 << 20
-FILE_UPLOAD_TEMP_DIR = None
+FILE_UPLOAD_TEMP_DIR = str(scratch_dir(VAR_DIR))
 DATA_UPLOAD_MAX_MEMORY_SIZE = 4 << 20
 
 FILES_DIR = Path(env.text("JIGSAW_FILES_DIR", str(VAR_DIR / "files")))
