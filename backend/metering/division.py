@@ -1,7 +1,8 @@
 """How the price of a device is divided among those on it. Whole microseconds and whole micro-dollars only.
 
 A device that costs ``p`` micro-dollars an hour has cost ``C(t) = floor(p * (t - in service) / hour)`` by the
-instant ``t``, so the prices of successive intervals add up to the price of the whole, without a rest.
+instant ``t``, so the prices of successive intervals add up to the price of the whole, without a rest. A
+device that was away begins anew: each time in service has its own ``C`` and is divided by itself.
 
 An occupant with share ``s`` has cost ``floor(p * s * (t - its own start) / hour)`` by ``t``. Nothing of a
 neighbour is in that formula, and nothing of when the meter was read: packing others in, or reading more
@@ -17,7 +18,7 @@ can be a micro-dollar below nothing, and repays what the reading before it kept.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 HOUR_US = 3_600_000_000
@@ -53,6 +54,15 @@ class Part:
     end_us: int
     device_microseconds: int
     micro_usd: int
+
+
+def clip(occupants: Iterable[Occupant], start_us: int, end_us: int) -> list[Occupant]:
+    """The occupants as far as they were on the device in [start, end), a time in which it was in service."""
+    return [
+        replace(o, start_us=max(o.start_us, start_us), end_us=min(o.end_us, end_us))
+        for o in occupants
+        if o.start_us < end_us and start_us < o.end_us
+    ]
 
 
 def device_price(price: int, us: int) -> int:

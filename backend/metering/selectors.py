@@ -87,13 +87,13 @@ class Accounting:
 
 
 def accounting(start: datetime | None = None, end: datetime | None = None) -> Accounting:
-    """Compare the devices' price x time with the ledger's sum, as far as the meters were read.
+    """Compare the devices' price x time in service with the ledger's sum, as far as the meters were read.
 
     Rows are not cut: where a limit falls into one, that device's window is widened to hold it whole.
     """
     capacity = 0
     sums = dict.fromkeys(Entry, 0)
-    for device in Device.objects.order_by("pk"):
+    for device in Device.objects.prefetch_related("service_intervals").order_by("pk"):
         first, last = _window(device, start, end)
         capacity += _capacity(device, first, last)
         rows = device.usage.filter(started_at__gte=first, ended_at__lte=last)
@@ -141,7 +141,8 @@ def _price_so_far(substage: SubStage, now: datetime) -> int:
 
 def _window(device: Device, start: datetime | None, end: datetime | None) -> tuple[datetime, datetime]:
     """[start, end) within what is metered, widened to instants at which no row of the device is cut."""
-    first = min(max(start or device.in_service_at, device.in_service_at), device.metered_until)
+    began = min(service.start for service in device.service_intervals.all())
+    first = min(max(start or began, began), device.metered_until)
     last = max(min(end or device.metered_until, device.metered_until), first)
     while cut := device.usage.filter(started_at__lt=first, ended_at__gt=first).order_by("started_at").first():
         first = cut.started_at
@@ -151,5 +152,11 @@ def _window(device: Device, start: datetime | None, end: datetime | None) -> tup
 
 
 def _capacity(device: Device, first: datetime, last: datetime) -> int:
-    price, began = device.price_micro_usd_hour, to_us(device.in_service_at)
-    return device_price(price, to_us(last) - began) - device_price(price, to_us(first) - began)
+    """Price x time in service between the two instants, independent of the ledger."""
+    price, total = device.price_micro_usd_hour, 0
+    for service in device.service_intervals.all():
+        since, until = max(first, service.start), min(last, service.end or last)
+        if since < until:
+            began = to_us(service.start)
+            total += device_price(price, to_us(until) - began) - device_price(price, to_us(since) - began)
+    return total

@@ -18,13 +18,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from django.db import transaction
-from django.db.models import F
+from django.db.models import F, Q, QuerySet
 
 from backend.jobs.events import event_add
 from backend.jobs.models import Attempt, Event, Job
-from backend.metering.division import Occupant, Part, divide, fitting, from_us, share_ppm, to_us
+from backend.metering.division import Occupant, Part, clip, divide, fitting, from_us, share_ppm, to_us
 from backend.metering.models import AttemptCredit, UsageRecord
-from backend.pool.models import Device, SubStage
+from backend.pool.models import Device, ServiceInterval, SubStage
 from backend.pool.states import DeviceState, SubStageStatus
 
 logger = logging.getLogger(__name__)
@@ -146,13 +146,18 @@ def _parts(device: Device, runs: Sequence[SubStage], watermark: datetime) -> lis
     )
     for occupant in over:
         logger.error("sub-stage %s did not fit on %s and is not billed", occupant.key, device.name)
-    return divide(
-        device.price_micro_usd_hour,
-        to_us(device.in_service_at),
-        to_us(device.metered_until),
-        to_us(watermark),
-        fits,
-    )
+    parts: list[Part] = []
+    for service in _services(device, watermark):
+        start, end = to_us(service.start), to_us(min(service.end or watermark, watermark))
+        first = max(start, to_us(device.metered_until))
+        parts += divide(device.price_micro_usd_hour, start, first, end, clip(fits, start, end))
+    return parts
+
+
+def _services(device: Device, watermark: datetime) -> QuerySet[ServiceInterval]:
+    """Times in service that reach into [metered_until, watermark)."""
+    reach = Q(end__isnull=True) | Q(end__gt=device.metered_until)
+    return device.service_intervals.filter(reach, start__lt=watermark).order_by("start")
 
 
 # ---------------------------------------------------------------- booking

@@ -31,11 +31,32 @@ class Device(models.Model):
     saturation_batch = models.PositiveIntegerField()
     price_micro_usd_hour = models.BigIntegerField()
     state = models.CharField(max_length=12, choices=choices(DeviceState), default=DeviceState.READY)
-    in_service_at = models.DateTimeField(help_text="capacity is metered from here on")
     metered_until = models.DateTimeField(help_text="every micro-dollar before this instant is in the ledger")
 
     def __str__(self) -> str:
         return self.name
+
+
+class ServiceInterval(models.Model):
+    """A time in which the device was there to be used: capacity is metered over these, and nothing between.
+
+    The last one is open. It is closed when the device comes back from a loss or a restart, at the last
+    instant for which there is evidence that it was in service; a new one begins then.
+    """
+
+    device = models.ForeignKey(Device, on_delete=models.CASCADE, related_name="service_intervals")
+    start = models.DateTimeField()
+    end = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["device"], condition=Q(end__isnull=True), name="service_one_open_per_device"
+            ),
+            models.CheckConstraint(
+                condition=Q(end__isnull=True) | Q(end__gte=F("start")), name="service_ends_after_start"
+            ),
+        ]
 
 
 class Resident(models.Model):

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
+from django.db.models import Q
 
 from backend.jobs.events import event_add
 from backend.jobs.models import Attempt, Event
 from backend.notify.services import SCHEDULER, ring
 from backend.pool.fairness import service_add
-from backend.pool.models import Decision, Device, Node, Placement, Resident, SubStage
+from backend.pool.models import Decision, Device, Node, Placement, Resident, ServiceInterval, SubStage
 from backend.pool.states import DeviceState, SubStageStatus
 from workers.protocol import Finished, Offer
 
@@ -39,36 +40,60 @@ def node_seen(
 ) -> Node:
     """Register a live node and its devices; a device that was lost comes back into service.
 
-    A node that comes back with another Ray id has been restarted: nothing is loaded on it any more.
+    A node that comes back with another Ray id has been restarted: nothing is loaded on it any more, and it
+    was out of service meanwhile.
     """
-    Resident.objects.filter(device__node__name=name).exclude(device__node__ray_node_id=ray_node_id).delete()
+    restarted = Node.objects.filter(name=name).exclude(ray_node_id=ray_node_id).exists()
     node, _ = Node.objects.update_or_create(
         name=name,
         defaults={"ray_node_id": ray_node_id, "address": address, "alive": True, "seen_at": now},
     )
+    if restarted:
+        Resident.objects.filter(device__node=node).delete()
     for seen in devices:
-        described = {
-            "kind": seen.kind,
-            "type": seen.type,
-            "threads": seen.threads,
-            "memory_bytes": seen.memory_bytes,
-            "saturation_batch": seen.saturation_batch,
-        }
-        device, created = Device.objects.get_or_create(
-            name=f"{name}/{seen.kind}{seen.index}",
-            defaults={
-                **described,
-                "node": node,
-                "index": seen.index,
-                "price_micro_usd_hour": settings.DEVICE_PRICE_MICRO_USD_PER_HOUR[seen.kind],
-                "in_service_at": now,
-                "metered_until": now,
-            },
-        )
-        if not created:
-            Device.objects.filter(pk=device.pk).update(**described)
-            Device.objects.filter(pk=device.pk, state=DeviceState.LOST).update(state=DeviceState.READY)
+        _device_seen(node, seen, restarted=restarted, now=now)
     return node
+
+
+def _device_seen(node: Node, seen: DeviceSeen, *, restarted: bool, now: datetime) -> None:
+    described = {
+        "kind": seen.kind,
+        "type": seen.type,
+        "threads": seen.threads,
+        "memory_bytes": seen.memory_bytes,
+        "saturation_batch": seen.saturation_batch,
+    }
+    device, created = Device.objects.select_for_update(no_key=True).get_or_create(
+        name=f"{node.name}/{seen.kind}{seen.index}",
+        defaults={
+            **described,
+            "node": node,
+            "index": seen.index,
+            "price_micro_usd_hour": settings.DEVICE_PRICE_MICRO_USD_PER_HOUR[seen.kind],
+            "metered_until": now,
+        },
+    )
+    if created:
+        ServiceInterval.objects.create(device=device, start=now)
+        return
+    Device.objects.filter(pk=device.pk).update(**described)
+    if restarted or device.state == DeviceState.LOST:
+        _service_renew(device, now)
+        Device.objects.filter(pk=device.pk, state=DeviceState.LOST).update(state=DeviceState.READY)
+
+
+def _service_renew(device: Device, now: datetime) -> None:
+    """The device was away: end its service at the last sign of it, and let a new one begin.
+
+    Signs are the last reading of its meter and the last sub-stage that finished there. Call under the
+    device's lock, so that no reading goes on meanwhile.
+    """
+    last = ServiceInterval.objects.get(device=device, end__isnull=True)
+    finished = SubStage.objects.filter(device=device, metered=False, status=SubStageStatus.DONE)
+    signs = [last.start, device.metered_until, *finished.values_list("ended_at", flat=True)]
+    last.end = max(signs)
+    last.save(update_fields=["end"])
+    ServiceInterval.objects.create(device=device, start=max(now, last.end))
 
 
 @transaction.atomic
@@ -110,12 +135,23 @@ def placements_open(*, attempt: Attempt, devices: Sequence[Device], reason: str,
 def placements_close(*, attempt: Attempt, now: datetime) -> None:
     """Free the attempt's devices, charge the turn, and remember how long it took: so long may the next."""
     held = Placement.objects.filter(attempt=attempt, closed_at__isnull=True)
-    seconds = [(now - opened_at).total_seconds() for opened_at in held.values_list("opened_at", flat=True)]
+    seconds = [_held_seconds(placement, now) for placement in held]
     if not seconds:
         return
     held.update(closed_at=now)
     Attempt.objects.filter(pk=attempt.pk).update(step_seconds=max(seconds))
     service_add(attempt=attempt, device_seconds=sum(seconds))
+
+
+def _held_seconds(placement: Placement, now: datetime) -> float:
+    """How long the hold kept the device from others: not while it was out of service."""
+    since = placement.opened_at
+    services = ServiceInterval.objects.filter(device=placement.device_id, start__lte=now)
+    held = (
+        min(service.end or now, now) - max(service.start, since)
+        for service in services.filter(Q(end__isnull=True) | Q(end__gt=since))
+    )
+    return sum(held, timedelta()).total_seconds()
 
 
 def substage_offer(*, attempt: Attempt, offer: Offer, now: datetime) -> SubStage:

@@ -9,7 +9,7 @@ import pytest
 
 from backend.jobs.models import Attempt
 from backend.jobs.states import JobStatus
-from backend.pool.models import Device, Node, SubStage
+from backend.pool.models import Device, Node, ServiceInterval, SubStage
 from backend.pool.states import SubStageStatus
 from backend.tenants.models import Organization
 from tests import factories
@@ -29,7 +29,7 @@ def make_attempt(name: str, folder: Path, *, weight: float = 1.0) -> Attempt:
 
 def make_device(name: str = "n/cpu0", *, price: int = 3_600_000) -> Device:
     node, _ = Node.objects.get_or_create(name="n")
-    return Device.objects.create(
+    device = Device.objects.create(
         node=node,
         name=name,
         index=0,
@@ -39,9 +39,10 @@ def make_device(name: str = "n/cpu0", *, price: int = 3_600_000) -> Device:
         memory_bytes=1 << 30,
         saturation_batch=8,
         price_micro_usd_hour=price,
-        in_service_at=BEGIN,
         metered_until=BEGIN,
     )
+    ServiceInterval.objects.create(device=device, start=BEGIN)
+    return device
 
 
 def grant(
