@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from workers.protocol import DeviceRef, Launch, pipeline_name
 
 NAMESPACE = "jigsaw"
+ROLES = ("rollout", "trainer")
 
 
 @dataclass(frozen=True)
@@ -148,14 +150,20 @@ def resident_name(role: str, device: str, weights_key: str) -> str:
     return f"{role}|{device}|{weights_key}"
 
 
+def residents() -> set[tuple[str, str]]:
+    """(device, weights key) of every resident of the cluster."""
+    parts = (name.split("|") for name in list_named_actors())
+    return {(part[1], part[2]) for part in parts if part[0] in ROLES and len(part) == 3}
+
+
 def residents_evict(device: str, weights_key: str) -> None:
-    for role in ("rollout", "trainer"):
+    for role in ROLES:
         _kill(resident_name(role, device, weights_key))
 
 
 def run_release(device: str, weights_key: str, run_key: str) -> None:
     """Tell the residents to forget a run whose pipeline is gone; what they compute for it stops."""
-    for role in ("rollout", "trainer"):
+    for role in ROLES:
         handle = _find(resident_name(role, device, weights_key))
         if handle is not None:
             handle.close.remote(run_key)
@@ -181,8 +189,10 @@ def grader_pool(ray_node_id: str) -> Any:
 
 
 __all__ = [
+    "ActorUnavailableError",
     "NodeSeen",
     "RayActorError",
+    "RayError",
     "connect",
     "disconnect",
     "grader_pool",
@@ -190,6 +200,7 @@ __all__ = [
     "pipeline_find",
     "pipeline_kill",
     "pipeline_start",
+    "residents",
     "residents_evict",
     "rollout_resident",
     "run_release",

@@ -14,13 +14,25 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from workers.spec import JobSpec
 
 
 class Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def printable(text: str) -> str:
+    """What can be stored and shown: no NUL (PostgreSQL), no half of a surrogate pair (UTF-8), not endless."""
+    shown = text.replace("\0", "\N{SYMBOL FOR NULL}").encode(errors="replace").decode()
+    return shown if len(shown) <= MAX_TEXT else f"{shown[:MAX_TEXT]} …"
+
+
+#: Longest text of a report, in characters.
+MAX_TEXT = 20_000
+#: Text made by models, by tenants' code or by exceptions.
+Text = Annotated[str, AfterValidator(printable)]
 
 
 class SubStageKind(StrEnum):
@@ -46,12 +58,13 @@ class FailureKind(StrEnum):
     BAD_DATA = "bad_data"
     NOT_FINITE = "not_finite"
     MODEL_LOAD = "model_load"
+    TIME_LIMIT = "time_limit"
     INTERNAL = "internal"
 
 
 class Failure(Message):
     kind: FailureKind
-    message: str
+    message: Text
 
 
 class DeviceRef(Message):
@@ -129,11 +142,11 @@ class SampleRecord(Message):
     group: int
     index: int
     row: int = Field(description="0-based row of the dataset")
-    prompt: str
-    completion: str
+    prompt: Text
+    completion: Text
     tokens: int
     reward: float | None = Field(description="None when the grade failed")
-    error: str | None = None
+    error: Text | None = None
     advantage: float
     finish: Literal["stop", "length"]
 
@@ -159,7 +172,7 @@ class CheckpointSaved(Message):
 class Log(Message):
     type: Literal["log"] = "log"
     level: Literal["info", "warning", "error"]
-    message: str
+    message: Text
 
 
 class Ended(Message):

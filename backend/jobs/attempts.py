@@ -7,6 +7,7 @@ of an attempt that is over, or one that was applied before, changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 
 from django.db import transaction
 from django.db.models import Max
@@ -19,6 +20,7 @@ from backend.jobs.states import (
     ATTEMPT_TERMINAL,
     MAX_FRUITLESS_ATTEMPTS,
     REASON_TEXT,
+    RETRY_AFTER_S,
     RETRYABLE,
     AttemptStatus,
     JobStatus,
@@ -36,6 +38,7 @@ FAILURE_REASON: dict[FailureKind, Reason] = {
     FailureKind.BAD_DATA: Reason.INVALID_DATA,
     FailureKind.NOT_FINITE: Reason.NOT_FINITE,
     FailureKind.MODEL_LOAD: Reason.MODEL_LOAD,
+    FailureKind.TIME_LIMIT: Reason.TIME_LIMIT,
     FailureKind.INTERNAL: Reason.INTERNAL,
 }
 
@@ -169,7 +172,7 @@ def attempt_succeed(*, attempt: Attempt, stimulus: str) -> None:
 
 @transaction.atomic
 def attempt_stopped(*, attempt: Attempt, stimulus: str) -> None:
-    """The pipeline of a cancelled job stopped; the job itself was cancelled when it was asked."""
+    """The pipeline of a cancelled job is over; the job itself was cancelled when it was asked."""
     attempt_status_change(
         attempt=attempt,
         new=AttemptStatus.CANCELLED,
@@ -208,9 +211,12 @@ def attempt_fail(*, attempt: Attempt, failure: Failure, stimulus: str) -> Reason
     job = attempt.job
     if job.status != JobStatus.RUNNING:
         return reason
-    if retry and _fruitless_attempts(job) < MAX_FRUITLESS_ATTEMPTS:
+    lost = _fruitless_attempts(job)
+    if retry and lost < MAX_FRUITLESS_ATTEMPTS:
         message = REASON_TEXT[reason].format(detail=failure.message)
         event_add(job=job, type=Event.Type.MESSAGE, level="warning", message=message)
+        retry_at = timezone.now() + timedelta(seconds=RETRY_AFTER_S[max(lost, 1) - 1])
+        Job.objects.filter(pk=job.pk).update(retry_at=retry_at)
         new, job_reason = JobStatus.QUEUED, reason
     else:
         new, job_reason = JobStatus.FAILED, Reason.TOO_MANY_ATTEMPTS if retry else reason

@@ -81,6 +81,7 @@ class Reason(StrEnum):
     GRADER_FAILED = "grader_failed"
     NOT_FINITE = "not_finite"
     MODEL_LOAD = "model_load"
+    TIME_LIMIT = "time_limit"
     NEVER_FITS = "never_fits"
     INTERNAL = "internal"
 
@@ -100,6 +101,7 @@ REASON_TEXT: dict[Reason, str] = {
     Reason.GRADER_FAILED: "The grader failed: {detail}",
     Reason.NOT_FINITE: "Training diverged: {detail}",
     Reason.MODEL_LOAD: "The model could not be loaded: {detail}",
+    Reason.TIME_LIMIT: "A part of the job took too long: {detail}",
     Reason.NEVER_FITS: "The pool can never hold this job: {detail}",
     Reason.INTERNAL: "An error of ours: {detail}",
 }
@@ -108,10 +110,13 @@ REASON_TEXT: dict[Reason, str] = {
 RETRYABLE = frozenset({Reason.WORKER_LOST, Reason.INTERNAL, Reason.MODEL_LOAD})
 
 #: Reasons that are our fault: the work they lost is not billed.
-NOT_BILLED = frozenset({Reason.WORKER_LOST, Reason.INTERNAL, Reason.MODEL_LOAD, Reason.TOO_MANY_ATTEMPTS})
+NOT_BILLED = frozenset({Reason.WORKER_LOST, Reason.INTERNAL, Reason.MODEL_LOAD})
 
 #: Attempts in a row that may be lost without a new checkpoint before the job fails.
 MAX_FRUITLESS_ATTEMPTS = 3
+
+#: Seconds until the next attempt, by how many were lost without progress: a disturbance may be over by then.
+RETRY_AFTER_S = (1.0, 10.0, 60.0)
 
 
 def job_may_change(old: JobStatus, new: JobStatus) -> bool:

@@ -216,6 +216,24 @@ def _crowded(snapshot: Snapshot, names: tuple[str, ...], policy: Policy, action:
 # ---------------------------------------------------------------- a plan
 
 
+def screen(snapshot: Snapshot, plan: Plan, policy: Policy) -> tuple[Plan, list[str]]:
+    """The plan without the actions that may not be done after those before them, and why each was left out.
+
+    What a daemon asks before it writes: one wrong action must stop neither the others nor the refusals.
+    """
+    after = ordered(snapshot)
+    kept: list[Action] = []
+    wrong: list[str] = []
+    for action in plan.actions:
+        reasons = illegal(after, action, policy)
+        if reasons:
+            wrong += reasons
+        else:
+            after = apply(after, action)
+            kept.append(action)
+    return Plan(tuple(kept), plan.refusals), wrong
+
+
 def check_plan(snapshot: Snapshot, plan: Plan, policy: Policy | None = None) -> list[str]:
     """What is wrong with the plan, or with the world it leads to and was not wrong before."""
     policy = policy or Policy()

@@ -1,23 +1,39 @@
-"""What the daemon does to the world, behind one small interface. ``RayCluster`` is the real one."""
+"""What the daemon does to the world, behind one small interface. ``RayCluster`` is the real one.
+
+Every call has a limit. ``PipelineGone`` says that the process is dead for good, ``ClusterSilent`` that
+nothing is known: the same call may be made again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 from workers import launch
 from workers.protocol import Grant, Launch, Report, Stop
+
+T = TypeVar("T")
+
+#: How long Ray may take to answer what it can answer at once.
+ANSWER_LIMIT_S = 60.0
+#: A pipeline answers a request for reports every ``workers.pipeline.REPORT_WAIT_S`` seconds.
+REPORTS_LIMIT_S = 60.0
 
 
 class PipelineGone(Exception):
     """The pipeline's process is dead or was never there."""
 
 
+class ClusterSilent(Exception):
+    """No answer in time, or the connection is interrupted; nothing is known."""
+
+
 class PipelineLink(Protocol):
-    """A pipeline as the daemon sees it."""
+    """A pipeline as the daemon sees it. Each call may raise ``PipelineGone`` or ``ClusterSilent``."""
 
     async def reports(self, after: int) -> Sequence[Report]:
-        """Reports above ``after``; waits for one, but not for ever. Raises ``PipelineGone``."""
+        """Reports above ``after``; waits for one, but not for ever."""
         ...
 
     async def grant(self, grant: Grant) -> None: ...
@@ -26,57 +42,79 @@ class PipelineLink(Protocol):
 
 
 class Cluster(Protocol):
-    def nodes(self) -> list[launch.NodeSeen]: ...
+    """Each call may raise ``ClusterSilent``."""
 
-    def start(self, order: Launch) -> PipelineLink: ...
+    async def nodes(self) -> list[launch.NodeSeen]: ...
 
-    def find(self, attempt_id: int) -> PipelineLink | None: ...
+    async def start(self, order: Launch) -> PipelineLink: ...
 
-    def kill(self, attempt_id: int) -> None: ...
+    async def find(self, attempt_id: int) -> PipelineLink | None: ...
 
-    def evict(self, device: str, weights_key: str) -> None: ...
+    async def kill(self, attempt_id: int) -> None: ...
 
-    def release(self, device: str, weights_key: str, run_key: str) -> None: ...
+    async def residents(self) -> set[tuple[str, str]]:
+        """(device, weights key) of everything loaded."""
+        ...
+
+    async def evict(self, device: str, weights_key: str) -> None: ...
+
+    async def release(self, device: str, weights_key: str, run_key: str) -> None: ...
 
 
 class RayLink:
-    def __init__(self, handle: object) -> None:
+    def __init__(self, handle: Any) -> None:
         self._handle = handle
 
     async def reports(self, after: int) -> Sequence[Report]:
-        return await self._call("reports", after)
+        return await self._call(REPORTS_LIMIT_S, self._handle.reports, after)
 
     async def grant(self, grant: Grant) -> None:
-        await self._call("grant", grant)
+        await self._call(ANSWER_LIMIT_S, self._handle.grant, grant)
 
     async def stop(self, stop: Stop) -> None:
-        await self._call("stop", stop)
+        await self._call(ANSWER_LIMIT_S, self._handle.stop, stop)
 
-    async def _call(self, method: str, *args: object) -> Sequence[Report]:
+    async def _call(self, limit_s: float, method: Any, *args: object) -> Any:
         try:
-            return await getattr(self._handle, method).remote(*args)
+            async with asyncio.timeout(limit_s):
+                return await method.remote(*args)
+        except launch.ActorUnavailableError as error:
+            raise ClusterSilent("the connection to the pipeline is interrupted") from error
         except launch.RayActorError as error:
-            raise PipelineGone(str(error).splitlines()[0]) from error
+            raise PipelineGone("its process died") from error
+        except TimeoutError as error:
+            raise ClusterSilent(f"no answer within {limit_s:.0f} s") from error
 
 
 class RayCluster:
-    """Ray must be connected."""
+    """Ray must be connected. Its calls block, so each runs in a thread."""
 
-    def nodes(self) -> list[launch.NodeSeen]:
-        return launch.nodes()
+    async def nodes(self) -> list[launch.NodeSeen]:
+        return await _answer(launch.nodes)
 
-    def start(self, order: Launch) -> PipelineLink:
-        return RayLink(launch.pipeline_start(order))
+    async def start(self, order: Launch) -> PipelineLink:
+        return RayLink(await _answer(launch.pipeline_start, order))
 
-    def find(self, attempt_id: int) -> PipelineLink | None:
-        handle = launch.pipeline_find(attempt_id)
+    async def find(self, attempt_id: int) -> PipelineLink | None:
+        handle = await _answer(launch.pipeline_find, attempt_id)
         return RayLink(handle) if handle is not None else None
 
-    def kill(self, attempt_id: int) -> None:
-        launch.pipeline_kill(attempt_id)
+    async def kill(self, attempt_id: int) -> None:
+        await _answer(launch.pipeline_kill, attempt_id)
 
-    def evict(self, device: str, weights_key: str) -> None:
-        launch.residents_evict(device, weights_key)
+    async def residents(self) -> set[tuple[str, str]]:
+        return await _answer(launch.residents)
 
-    def release(self, device: str, weights_key: str, run_key: str) -> None:
-        launch.run_release(device, weights_key, run_key)
+    async def evict(self, device: str, weights_key: str) -> None:
+        await _answer(launch.residents_evict, device, weights_key)
+
+    async def release(self, device: str, weights_key: str, run_key: str) -> None:
+        await _answer(launch.run_release, device, weights_key, run_key)
+
+
+async def _answer(call: Callable[..., T], *args: object) -> T:
+    try:
+        async with asyncio.timeout(ANSWER_LIMIT_S):
+            return await asyncio.to_thread(call, *args)
+    except (TimeoutError, launch.RayError, ConnectionError) as error:
+        raise ClusterSilent(f"Ray does not answer: {type(error).__name__}") from error

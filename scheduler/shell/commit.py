@@ -6,6 +6,8 @@ decision is made again. What is committed comes back as orders, to be carried ou
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from datetime import datetime
 
 from django.db import transaction
@@ -14,7 +16,7 @@ from backend.jobs.attempts import attempt_open
 from backend.jobs.models import Attempt, Job
 from backend.jobs.states import JobStatus, Reason
 from backend.jobs.transitions import job_status_change
-from backend.notify.services import JOBS, ring
+from backend.notify.services import JOBS, ring_many
 from backend.pool.fairness import service_lift
 from backend.pool.models import Device, SubStage
 from backend.pool.services import (
@@ -26,6 +28,8 @@ from backend.pool.services import (
 )
 from scheduler.core.state import Admit, Evict, Place, Plan, Refusal, RefusalCode, Start
 from scheduler.shell.orders import EvictOrder, Order, grant_order, launch_order
+
+log = logging.getLogger(__name__)
 
 #: Refusals that no waiting can cure while the pool is what it is.
 HOPELESS = frozenset({RefusalCode.NEVER_FITS_DEVICES, RefusalCode.NEVER_FITS_MEMORY})
@@ -48,8 +52,7 @@ def commit(plan: Plan, *, stimulus: str, now: datetime) -> list[Order]:
                     orders += _start(action, devices, now=now)
             case Evict():
                 orders += _evict(action, devices, stimulus=stimulus, now=now)
-    for refusal in plan.refusals:
-        _tell(refusal)
+    _tell(plan.refusals)
     return orders
 
 
@@ -63,8 +66,27 @@ def _device_names(action: Admit | Place | Start | Evict) -> tuple[str, ...]:
             return ()
 
 
-@transaction.atomic
 def _admit(action: Admit, *, stimulus: str, now: datetime) -> list[Order]:
+    """Open the attempt; a job whose order cannot be made fails, and keeps nobody else from being admitted."""
+    try:
+        return _admit_whole(action, stimulus=stimulus, now=now)
+    except ValueError as error:
+        log.exception("job %s cannot be launched", action.job)
+        job = Job.objects.filter(public_id=action.job, status=JobStatus.QUEUED).first()
+        if job is not None:
+            job_status_change(
+                job=job,
+                new=JobStatus.FAILED,
+                reason=Reason.INTERNAL,
+                actor="scheduler",
+                detail=f"the job's stored settings are not understood ({type(error).__name__})",
+                stimulus=stimulus,
+            )
+        return []
+
+
+@transaction.atomic
+def _admit_whole(action: Admit, *, stimulus: str, now: datetime) -> list[Order]:
     organization = Job.objects.values_list("organization_id", flat=True).get(public_id=action.job)
     service_lift(organization_id=organization)
     attempt = attempt_open(
@@ -132,25 +154,42 @@ def _evict(action: Evict, devices: dict[str, Device], *, stimulus: str, now: dat
 
 
 @transaction.atomic
-def _tell(refusal: Refusal) -> None:
-    """Let the job say why it waits; a job that the pool can never hold fails now, not after for ever."""
-    if refusal.job is not None:
-        job = Job.objects.filter(public_id=refusal.job, status=JobStatus.QUEUED).first()
-    else:
-        job = Job.objects.filter(attempts=refusal.pipeline, status=JobStatus.RUNNING).first()
-    if job is None:
-        return
-    if refusal.code in HOPELESS:
-        job_status_change(
-            job=job,
-            new=JobStatus.FAILED,
-            reason=Reason.NEVER_FITS,
-            actor="scheduler",
-            detail=refusal.text,
-        )
-        return
-    said = {"wait_code": refusal.code.value, "wait_text": refusal.text, "ahead": refusal.ahead}
-    if all(getattr(job, name) == value for name, value in said.items()):
-        return
-    Job.objects.filter(pk=job.pk, status=job.status).update(**said)
-    ring(JOBS, org=job.organization_id, job=job.pk)
+def _tell(refusals: Sequence[Refusal]) -> None:
+    """Let jobs say why they wait, where that has changed.
+
+    A job that the pool can never hold fails now, not after for ever.
+    """
+    waiting = _waiting_jobs(refusals)
+    changed = []
+    for refusal in refusals:
+        job = waiting.get(refusal.job or refusal.pipeline)
+        if job is None:
+            continue
+        if refusal.code in HOPELESS:
+            _fail_hopeless(job, refusal)
+            continue
+        said = {"wait_code": refusal.code.value, "wait_text": refusal.text, "ahead": refusal.ahead}
+        if any(getattr(job, name) != value for name, value in said.items()):
+            for name, value in said.items():
+                setattr(job, name, value)
+            changed.append(job)
+    Job.objects.bulk_update(changed, ["wait_code", "wait_text", "ahead"], batch_size=500)
+    ring_many(JOBS, [{"org": job.organization_id, "job": job.pk} for job in changed])
+
+
+def _waiting_jobs(refusals: Sequence[Refusal]) -> dict[str | int | None, Job]:
+    """The jobs refused, locked, by public id for those in the queue and by attempt for those that run."""
+    ids = [refusal.job for refusal in refusals if refusal.job is not None]
+    attempts = [refusal.pipeline for refusal in refusals if refusal.pipeline is not None]
+    locked = Job.objects.defer("spec", "metadata").select_for_update(no_key=True)
+    queued = locked.filter(public_id__in=ids, status=JobStatus.QUEUED).order_by("pk")
+    found: dict[str | int | None, Job] = {job.public_id: job for job in queued}
+    pairs = dict(Attempt.objects.filter(pk__in=attempts).values_list("job_id", "pk"))
+    running = locked.filter(pk__in=pairs, status=JobStatus.RUNNING).order_by("pk")
+    return found | {pairs[job.pk]: job for job in running}
+
+
+def _fail_hopeless(job: Job, refusal: Refusal) -> None:
+    job_status_change(
+        job=job, new=JobStatus.FAILED, reason=Reason.NEVER_FITS, actor="scheduler", detail=refusal.text
+    )

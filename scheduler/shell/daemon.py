@@ -2,17 +2,22 @@
 
     doorbell (LISTEN) ─┐
     reports ───────────┼─► wake ─► tick (one database thread): observe ─► plan ─► commit ─► orders ─► drive
-    nodes changed ─────┘
+    nodes changed ─────┤
+    a retry is due ────┘
 
 One task decides; one task per attempt follows its pipeline and applies what it reports. Both use the
 database through one thread, so that no two passes of this process interleave. Nothing polls the database.
-A daemon that starts anew finds detached pipelines by name and sends open grants again.
+
+A failure is either one attempt's, and then that attempt is lost and says why, or the daemon's own (the
+database is gone, Ray does not answer), and then the daemon ends: whoever starts it anew makes it find the
+detached pipelines by name and send open grants again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -20,43 +25,46 @@ from typing import TypeVar
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
-from django.db import transaction
+from django.db import DatabaseError, InterfaceError, OperationalError, connection, transaction
 
 from backend.jobs.models import Attempt
 from backend.jobs.states import AttemptStatus
 from backend.pool import selectors
 from backend.pool.models import Node
 from backend.pool.services import node_gone, node_seen
-from backend.pool.states import SubStageStatus
-from scheduler.core.invariants import check_plan
+from scheduler.core.invariants import screen
 from scheduler.core.plan import plan
 from scheduler.core.state import Policy
-from scheduler.shell.cluster import Cluster, PipelineGone, PipelineLink
+from scheduler.shell.cluster import Cluster, ClusterSilent, PipelineGone, PipelineLink
 from scheduler.shell.commit import commit
 from scheduler.shell.inventory import devices_of
 from scheduler.shell.leader import Leadership
-from scheduler.shell.observe import observe
+from scheduler.shell.observe import next_retry, observe
 from scheduler.shell.orders import (
     EvictOrder,
     GrantOrder,
     LaunchOrder,
     Order,
     StopOrder,
-    grant_order,
     launch_order,
+    open_grants,
     run_key,
     stop_order,
 )
-from scheduler.shell.reports import attempt_lost, report_apply
+from scheduler.shell.reports import attempt_lost, holds_close, report_apply
 from workers.launch import NodeSeen
-from workers.protocol import Ended, Failure, FailureKind
+from workers.protocol import Ended, Failure, FailureKind, Report
 
 log = logging.getLogger(__name__)
 
 NODES_EVERY_S = 5.0
-#: A pipeline answers every half minute even when it has nothing to say.
+#: A pipeline that is not heard of for so long is taken for dead.
 SILENT_LIMIT_S = 180.0
-STOP_LIMIT_S = 30.0
+SILENT_PAUSE_S = 1.0
+#: Longer than a pipeline takes to let its residents go (``workers.fleet.CLOSE_LIMIT_S``).
+STOP_LIMIT_S = 60.0
+#: A report that met a broken connection or a deadlock is applied again so often, then the daemon ends.
+DATABASE_TRIES = 3
 
 T = TypeVar("T")
 
@@ -68,27 +76,26 @@ class Daemon:
         self._links: dict[int, PipelineLink] = {}
         self._followers: dict[int, asyncio.Task[None]] = {}
         self._stopping: set[int] = set()
-        self._chores: set[asyncio.Task[None]] = set()
+        self._tasks: asyncio.TaskGroup
         self._woken = asyncio.Event()
-        self._stimulus = "start"
+        self._stimuli: list[str] = []
+        self._retry: asyncio.TimerHandle | None = None
         self._nodes: list[NodeSeen] | None = None
 
     async def run(self, leadership: Leadership, ready: Callable[[], None]) -> None:
-        """Lead until cancelled. Pipelines go on without the daemon."""
-        await self._look_at_nodes()
-        await self._recover()
-        ready()
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._listen(leadership))
-                group.create_task(self._watch_nodes())
-                group.create_task(self._decide())
-        finally:
-            for task in [*self._followers.values(), *self._chores]:
-                task.cancel()
+        """Lead until cancelled, or until the daemon itself fails. Pipelines go on without it."""
+        async with asyncio.TaskGroup() as self._tasks:
+            await self._look_at_nodes()
+            await self._recover()
+            ready()
+            self.wake("start")
+            self._tasks.create_task(self._listen(leadership))
+            self._tasks.create_task(self._watch_nodes())
+            self._tasks.create_task(self._decide())
 
     def wake(self, stimulus: str) -> None:
-        self._stimulus = stimulus
+        if stimulus not in self._stimuli:
+            self._stimuli.append(stimulus)
         self._woken.set()
 
     async def _listen(self, leadership: Leadership) -> None:
@@ -97,130 +104,145 @@ class Daemon:
         raise ConnectionError("the database connection that holds the leader's lock is gone")
 
     async def _decide(self) -> None:
-        self._woken.set()
         while True:
             await self._woken.wait()
             self._woken.clear()
-            for order in await _in_database(self._tick, self._stimulus):
-                self._drive(order)
+            stimuli, self._stimuli = self._stimuli, []
+            orders, retry_in = await _in_database(self._tick, ", ".join(stimuli))
+            for order in orders:
+                await self._drive(order)
+            self._wake_for_retry(retry_in)
 
-    def _tick(self, stimulus: str) -> list[Order]:
+    def _tick(self, stimulus: str) -> tuple[list[Order], float | None]:
+        """One decision: what is to be done, and in how many seconds a job may be tried again."""
         now = datetime.now(UTC)
         snapshot = observe(now)
-        decided = plan(snapshot, self._policy)
-        broken = check_plan(snapshot, decided)
-        if broken:
-            log.error("plan not carried out, it breaks: %s; snapshot: %r", broken, snapshot)
-            return []
+        decided, wrong = screen(snapshot, plan(snapshot, self._policy), self._policy)
+        if wrong:
+            log.error("actions left out, they break: %s; snapshot: %r", wrong, snapshot)
         orders = commit(decided, stimulus=stimulus, now=now)
         stopping = selectors.live_attempts().filter(status=AttemptStatus.STOPPING)
-        return orders + [stop_order(attempt) for attempt in stopping]
+        return orders + [stop_order(attempt) for attempt in stopping], next_retry(now)
+
+    def _wake_for_retry(self, seconds: float | None) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+        loop = asyncio.get_running_loop()
+        self._retry = None if seconds is None else loop.call_later(seconds, self.wake, "a retry is due")
 
     # ------------------------------------------------------------ drive
 
-    def _drive(self, order: Order) -> None:
+    async def _drive(self, order: Order) -> None:
         match order:
             case LaunchOrder(launch=launch):
-                self._follow(launch.attempt_id, self._cluster.start(launch))
-            case GrantOrder(attempt_id=attempt_id, grant=grant):
+                self._follow(launch.attempt_id, await self._cluster.start(launch))
+            case GrantOrder(attempt_id=attempt_id):
                 if attempt_id in self._links:
-                    self._chore(_unless_gone(self._links[attempt_id].grant(grant)))
+                    self._tasks.create_task(self._grant(order, self._links[attempt_id]))
             case StopOrder(attempt_id=attempt_id) if attempt_id not in self._stopping:
                 self._stopping.add(attempt_id)
-                self._chore(self._stop(order))
+                self._tasks.create_task(self._stop(order))
             case EvictOrder(device=device, weights_key=weights_key):
-                self._cluster.evict(device, weights_key)
+                await self._cluster.evict(device, weights_key)
 
-    def _chore(self, work) -> None:
-        task = asyncio.create_task(work)
-        self._chores.add(task)
-        task.add_done_callback(self._chore_done)
-
-    def _chore_done(self, task: asyncio.Task[None]) -> None:
-        self._chores.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("an order failed", exc_info=task.exception())
+    async def _grant(self, order: GrantOrder, link: PipelineLink) -> None:
+        """A pipeline that is gone is noticed by its follower; a grant that was lost is sent again by it."""
+        with suppress(PipelineGone, ClusterSilent):
+            await link.grant(order.grant)
 
     async def _stop(self, order: StopOrder) -> None:
         """Ask the pipeline to stop; kill it when it does not."""
         follower = self._followers.get(order.attempt_id)
         if follower is None:
             return
-        link = self._links[order.attempt_id]
-        with suppress(TimeoutError, PipelineGone):
-            await asyncio.wait_for(link.stop(order.stop), STOP_LIMIT_S)
+        with suppress(PipelineGone, ClusterSilent):
+            await self._links[order.attempt_id].stop(order.stop)
         _, pending = await asyncio.wait({follower}, timeout=STOP_LIMIT_S)
         if pending:
             log.warning("pipeline of attempt %s does not stop; killing it", order.attempt_id)
-            self._cluster.kill(order.attempt_id)
+            await self._cluster.kill(order.attempt_id)
 
     # ------------------------------------------------------------ reports
 
     def _follow(self, attempt_id: int, link: PipelineLink) -> None:
-        if attempt_id in self._followers:
-            return
-        self._links[attempt_id] = link
-        task = asyncio.create_task(self._follow_until_over(attempt_id, link))
-        self._followers[attempt_id] = task
-        task.add_done_callback(lambda done: self._forget(attempt_id, done))
+        if attempt_id not in self._followers:
+            self._links[attempt_id] = link
+            self._followers[attempt_id] = self._tasks.create_task(self._follow_to_the_end(attempt_id, link))
 
-    def _forget(self, attempt_id: int, task: asyncio.Task[None]) -> None:
-        self._links.pop(attempt_id, None)
-        self._followers.pop(attempt_id, None)
-        self._stopping.discard(attempt_id)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("attempt %s is no longer followed", attempt_id, exc_info=task.exception())
-            self._chore(
-                self._lose(attempt_id, Failure(kind=FailureKind.INTERNAL, message=str(task.exception())))
-            )
+    async def _follow_to_the_end(self, attempt_id: int, link: PipelineLink) -> None:
+        try:
+            failure = await self._hear(attempt_id, link)
+            if failure is None:
+                await self._cluster.kill(attempt_id)
+            else:
+                await self._lose(attempt_id, failure)
+        finally:
+            self._links.pop(attempt_id, None)
+            self._followers.pop(attempt_id, None)
+            self._stopping.discard(attempt_id)
         self.wake(f"attempt {attempt_id} over")
 
-    async def _follow_until_over(self, attempt_id: int, link: PipelineLink) -> None:
+    async def _hear(self, attempt_id: int, link: PipelineLink) -> Failure | None:
+        """Apply reports until the attempt is over by its own word (None), or is lost."""
         after = await _in_database(_last_report, attempt_id)
-        over = False
-        while not over:
+        heard = asyncio.get_running_loop().time()
+        while True:
             try:
-                reports = await asyncio.wait_for(link.reports(after), SILENT_LIMIT_S)
+                reports = await link.reports(after)
             except PipelineGone as error:
-                message = f"the pipeline's process died: {error}"
-                await self._lose(attempt_id, Failure(kind=FailureKind.WORKER_LOST, message=message))
-                return
-            except TimeoutError:
-                message = f"the pipeline gave no sign of life for {SILENT_LIMIT_S:.0f} s"
-                await self._lose(attempt_id, Failure(kind=FailureKind.WORKER_LOST, message=message))
-                return
+                return Failure(kind=FailureKind.WORKER_LOST, message=f"the pipeline: {error}")
+            except ClusterSilent as error:
+                if asyncio.get_running_loop().time() - heard > SILENT_LIMIT_S:
+                    return Failure(kind=FailureKind.WORKER_LOST, message=f"the pipeline: {error}")
+                await asyncio.sleep(SILENT_PAUSE_S)
+                continue
+            heard = asyncio.get_running_loop().time()
             for report in reports:
-                await _in_database(report_apply, report)
+                failure = await _in_database(_apply, report)
+                if failure is not None:
+                    return failure
                 after = report.seq
-                over = over or isinstance(report.body, Ended)
+            if reports and isinstance(reports[-1].body, Ended):
+                return None
             if reports:
                 self.wake(f"report {attempt_id}/{after}")
-        self._cluster.kill(attempt_id)
+            else:
+                for order in await _in_database(open_grants, attempt_id):
+                    await self._drive(order)
 
     async def _lose(self, attempt_id: int, failure: Failure) -> None:
-        """Close an attempt whose pipeline is gone, and stop what residents still compute for it."""
-        self._cluster.kill(attempt_id)
+        """Close an attempt that says nothing more, then end its process and what residents compute for it."""
         attempt = await _in_database(_close_lost, attempt_id, failure)
+        await self._cluster.kill(attempt_id)
         for device in attempt.home:
-            self._cluster.release(device, attempt.job.weights_key, run_key(attempt))
-        self.wake(f"attempt {attempt_id} lost")
+            await self._cluster.release(device, attempt.job.weights_key, run_key(attempt))
 
     # ------------------------------------------------------------ start and nodes
 
     async def _recover(self) -> None:
-        """Find what an earlier daemon left running, and send what it may not have sent."""
+        """Find what an earlier daemon left running, and do what it may not have done."""
+        await _in_database(holds_close)
+        for device, weights_key in await self._cluster.residents() - await _in_database(_known_residents):
+            await self._cluster.evict(device, weights_key)
         for attempt in await _in_database(_live_attempts):
-            link = self._cluster.find(attempt.pk)
+            link = await self._cluster.find(attempt.pk)
             if link is not None:
                 self._follow(attempt.pk, link)
             elif attempt.status == AttemptStatus.STARTING:
-                order = await _in_database(launch_order, attempt)
-                self._drive(order)
+                await self._launch_again(attempt)
             else:
                 gone = "the pipeline was gone when the scheduler started"
                 await self._lose(attempt.pk, Failure(kind=FailureKind.WORKER_LOST, message=gone))
-        for order in await _in_database(_open_grants):
-            self._drive(order)
+        for order in await _in_database(open_grants):
+            await self._drive(order)
+
+    async def _launch_again(self, attempt: Attempt) -> None:
+        try:
+            order = await _in_database(launch_order, attempt)
+        except ValueError as error:
+            await self._lose(attempt.pk, unexpected(error, f"attempt {attempt.pk} cannot be launched"))
+        else:
+            await self._drive(order)
 
     async def _watch_nodes(self) -> None:
         while True:
@@ -228,11 +250,23 @@ class Daemon:
             await self._look_at_nodes()
 
     async def _look_at_nodes(self) -> None:
-        nodes = await asyncio.to_thread(self._cluster.nodes)
-        if nodes != self._nodes:
-            await _in_database(_register, nodes)
-            self._nodes = nodes
-            self.wake("nodes changed")
+        """Keep the pool's rows true; an attempt that held a device of a lost node is lost with it."""
+        nodes = await self._cluster.nodes()
+        if nodes == self._nodes:
+            return
+        bereft = await _in_database(_register, nodes)
+        self._nodes = nodes
+        for attempt_id in bereft:
+            failure = Failure(kind=FailureKind.WORKER_LOST, message="a node of the pool is gone")
+            await self._lose(attempt_id, failure)
+        self.wake("nodes changed")
+
+
+def unexpected(error: Exception, what: str) -> Failure:
+    """Our own fault: the log gets the error, the customer a number to ask about."""
+    number = uuid.uuid4().hex[:12]
+    log.error("%s (error %s)", what, number, exc_info=error)
+    return Failure(kind=FailureKind.INTERNAL, message=f"error {number}")
 
 
 async def _in_database(work: Callable[..., T], *args: object) -> T:
@@ -240,14 +274,24 @@ async def _in_database(work: Callable[..., T], *args: object) -> T:
     return await sync_to_async(work, thread_sensitive=True)(*args)
 
 
-async def _unless_gone(call) -> None:
-    """A pipeline that is gone is noticed by its follower."""
-    with suppress(PipelineGone):
-        await call
-
-
 def _last_report(attempt_id: int) -> int:
     return Attempt.objects.values_list("report_seq", flat=True).get(pk=attempt_id)
+
+
+def _apply(report: Report) -> Failure | None:
+    """Apply one report; a failure when it is the report that cannot be applied, and not the database's."""
+    for tries_left in reversed(range(DATABASE_TRIES)):
+        try:
+            report_apply(report)
+        except (OperationalError, InterfaceError):
+            connection.close()
+            if not tries_left:
+                raise
+        except (DatabaseError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            return unexpected(error, f"report {report.attempt_id}/{report.seq} cannot be applied")
+        else:
+            break
+    return None
 
 
 def _close_lost(attempt_id: int, failure: Failure) -> Attempt:
@@ -259,13 +303,13 @@ def _live_attempts() -> list[Attempt]:
     return list(selectors.live_attempts())
 
 
-def _open_grants() -> list[Order]:
-    granted = selectors.open_substages().filter(status=SubStageStatus.GRANTED)
-    return [grant_order(row) for row in granted]
+def _known_residents() -> set[tuple[str, str]]:
+    return {(row.device.name, row.weights_key) for row in selectors.residents()}
 
 
 @transaction.atomic
-def _register(nodes: list[NodeSeen]) -> None:
+def _register(nodes: list[NodeSeen]) -> list[int]:
+    """Write what the cluster looks like now; ids of the attempts that held what is gone."""
     now = datetime.now(UTC)
     for node in nodes:
         node_seen(
@@ -281,3 +325,4 @@ def _register(nodes: list[NodeSeen]) -> None:
         )
     for row in Node.objects.filter(alive=True).exclude(name__in=[node.name for node in nodes]):
         node_gone(node=row)
+    return list(selectors.attempts_on_lost_devices().values_list("pk", flat=True))

@@ -6,6 +6,7 @@ from collections import defaultdict
 from datetime import datetime
 
 from django.db import transaction
+from django.db.models import Min
 
 from backend.jobs.models import Attempt, Job
 from backend.jobs.states import AttemptStatus
@@ -18,7 +19,7 @@ from scheduler.core import state
 
 @transaction.atomic
 def observe(now: datetime) -> state.Snapshot:
-    queued = list(selectors.queued_jobs())
+    queued = list(selectors.queued_jobs(now))
     attempts = [a for a in selectors.live_attempts() if a.status != AttemptStatus.STOPPING]
     holds: dict[int, dict[int, str]] = defaultdict(dict)
     occupied: set[str] = set()
@@ -99,3 +100,9 @@ def _node(row: SubStage) -> state.Node:
         device=row.device.name if granted and row.device else None,
         share=(row.share or 0.0) if granted else 0.0,
     )
+
+
+def next_retry(now: datetime) -> float | None:
+    """Seconds until the first job that waits to be tried again may be; None when there is none."""
+    first = selectors.held_back_jobs(now).aggregate(first=Min("retry_at"))["first"]
+    return None if first is None else max(0.0, (first - now).total_seconds())

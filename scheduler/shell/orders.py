@@ -11,7 +11,9 @@ from pathlib import Path
 from django.conf import settings
 
 from backend.jobs.models import Attempt
+from backend.pool import selectors
 from backend.pool.models import Device, SubStage
+from backend.pool.states import SubStageStatus
 from workers.protocol import DeviceRef, Grant, Launch, Stop
 from workers.spec import JobSpec
 
@@ -43,6 +45,7 @@ Order = LaunchOrder | GrantOrder | StopOrder | EvictOrder
 
 
 def launch_order(attempt: Attempt) -> LaunchOrder:
+    """Raises ``ValueError`` when the job's stored settings are not those of this release."""
     job = attempt.job
     data = job.training_file or job.dataset
     folder = Path(settings.CHECKPOINTS_DIR) / job.organization.public_id / job.public_id
@@ -75,6 +78,14 @@ def grant_order(substage: SubStage) -> GrantOrder:
         share=substage.share,
     )
     return GrantOrder(substage.attempt_id, grant)
+
+
+def open_grants(attempt_id: int | None = None) -> list[GrantOrder]:
+    """The grants that have not been answered by a report: of one attempt, or of all."""
+    rows = selectors.open_substages().filter(status=SubStageStatus.GRANTED)
+    if attempt_id is not None:
+        rows = rows.filter(attempt_id=attempt_id)
+    return [grant_order(row) for row in rows]
 
 
 def stop_order(attempt: Attempt) -> StopOrder:

@@ -18,6 +18,7 @@ from backend.jobs.attempts import (
 from backend.jobs.models import Attempt
 from backend.jobs.states import ATTEMPT_TERMINAL, NOT_BILLED, AttemptStatus
 from backend.metering.services import attempt_credit, device_meter
+from backend.pool import selectors
 from backend.pool.models import Placement
 from backend.pool.services import (
     placements_close,
@@ -83,15 +84,23 @@ def _end(attempt: Attempt, ended: Ended, *, now: datetime, stimulus: str) -> Non
     placements_close(attempt=attempt, now=now)
     for device_id in devices:
         device_meter(device_id=device_id, until=now)
-    if ended.outcome == "succeeded":
-        attempt_succeed(attempt=attempt, stimulus=stimulus)
-    elif ended.outcome == "stopped" and attempt.status == AttemptStatus.STOPPING:
+    if attempt.status == AttemptStatus.STOPPING and ended.outcome != "failed":
         attempt_stopped(attempt=attempt, stimulus=stimulus)
+    elif ended.outcome == "succeeded":
+        attempt_succeed(attempt=attempt, stimulus=stimulus)
     else:
         missing = Failure(kind=FailureKind.INTERNAL, message="the pipeline stopped without being asked")
+        cancelled = attempt.status == AttemptStatus.STOPPING
         reason = attempt_fail(attempt=attempt, failure=ended.failure or missing, stimulus=stimulus)
-        if reason in NOT_BILLED:
+        if reason in NOT_BILLED and not cancelled:
             attempt_credit(attempt=attempt, since_step=_saved_step(attempt))
+
+
+def holds_close() -> None:
+    """Close what attempts that are over still hold: a hold that was written while they ended."""
+    now = datetime.now(UTC)
+    for placement in selectors.stale_placements():
+        placements_close(attempt=placement.attempt, now=now)
 
 
 def _saved_step(attempt: Attempt) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from scheduler.shell.cluster import PipelineGone
@@ -105,30 +104,34 @@ class FakeCluster:
         self.launched: list[Launch] = []
         self.evicted: list[tuple[str, str]] = []
         self.released: list[str] = []
+        self.loaded: set[tuple[str, str]] = set()
         self.over: asyncio.Queue[int] = asyncio.Queue()
         self._before_step = before_step
 
-    def nodes(self) -> list[NodeSeen]:
-        return [NodeSeen("local", "f" * 56, "127.0.0.1", self.cpus, 0, "", 8 << 30)]
+    async def nodes(self) -> list[NodeSeen]:
+        return [NodeSeen("local", "f" * 56, "127.0.0.1", self.cpus, 0, "", 8 << 30)] if self.cpus else []
 
-    def start(self, order: Launch) -> FakePipeline:
+    async def start(self, order: Launch) -> FakePipeline:
         self.launched.append(order)
         self.pipelines[order.attempt_id] = FakePipeline(order, self._before_step)
         return self.pipelines[order.attempt_id]
 
-    def find(self, attempt_id: int) -> FakePipeline | None:
+    async def find(self, attempt_id: int) -> FakePipeline | None:
         return self.pipelines.get(attempt_id)
 
-    def kill(self, attempt_id: int) -> None:
+    async def kill(self, attempt_id: int) -> None:
         """The daemon's last word on an attempt: it is over, or its pipeline must be."""
         pipeline = self.pipelines.pop(attempt_id, None)
         if pipeline is not None:
             pipeline.die()
-            with suppress(asyncio.QueueFull):
-                self.over.put_nowait(attempt_id)
+            self.over.put_nowait(attempt_id)
 
-    def evict(self, device: str, weights_key: str) -> None:
+    async def residents(self) -> set[tuple[str, str]]:
+        return set(self.loaded)
+
+    async def evict(self, device: str, weights_key: str) -> None:
         self.evicted.append((device, weights_key))
+        self.loaded.discard((device, weights_key))
 
-    def release(self, device: str, weights_key: str, run_key: str) -> None:
+    async def release(self, device: str, weights_key: str, run_key: str) -> None:
         self.released.append(run_key)

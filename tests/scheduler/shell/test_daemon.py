@@ -12,6 +12,7 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.db import connections
 
+from backend.jobs import attempts
 from backend.jobs.models import Attempt, Job, StepMetrics, Transition
 from backend.jobs.services import job_cancel
 from backend.jobs.states import AttemptStatus, JobStatus, Reason
@@ -46,6 +47,7 @@ def drive(story: Callable[[], Awaitable[None]]) -> None:
 
 @asynccontextmanager
 async def leading(cluster: FakeCluster):
+    """A daemon that leads meanwhile; if it fails, so does the story."""
     ready = asyncio.Event()
 
     async def lead() -> None:
@@ -53,15 +55,14 @@ async def leading(cluster: FakeCluster):
             await Daemon(cluster, Policy()).run(lead, ready.set)
 
     task = asyncio.create_task(lead())
-    waiting = asyncio.create_task(ready.wait())
-    await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    if task.done():
-        waiting.cancel()
-        await task
+    told = asyncio.current_task()
+    task.add_done_callback(lambda done: None if done.cancelled() else told.cancel())
     try:
+        await ready.wait()
         yield
     finally:
-        task.cancel()
+        if not task.done():
+            task.cancel()
         with suppress(asyncio.CancelledError):
             await task
 
@@ -74,6 +75,12 @@ async def ended(cluster: FakeCluster, count: int) -> None:
 def reload(job: Job) -> Job:
     job.refresh_from_db()
     return job
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    """A lost attempt is followed by the next at once."""
+    monkeypatch.setattr(attempts, "RETRY_AFTER_S", (0.0, 0.0, 0.0))
 
 
 @pytest.fixture
