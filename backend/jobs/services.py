@@ -240,7 +240,9 @@ def _sizes(spec: JobSpec, model: BaseModel, source: File | Dataset, public_id: s
     guess = sizing.guessed_prompt_tokens(file_bytes, source.rows)
     return {
         "weights_key": sizing.weights_key(model_key=model_key(model), job_key=public_id, spec=spec),
-        "weights_bytes": sizing.weights_bytes(model.parameters, spec.rl.precision),
+        "weights_bytes": sizing.weights_bytes(
+            model=config, parameters=model.parameters, precision=spec.rl.precision
+        ),
         "run_bytes": sizing.run_bytes(
             model=config, parameters=model.parameters, rl=spec.rl, prompt_tokens=guess
         ),

@@ -1,9 +1,14 @@
 """How much device memory a job asks for: estimates for the torch engine, on the safe side. Pure.
 
-weights  the base weights, once per device, shared by the engine and the trainer
+weights  what a device holds once for all jobs on the same base: an engine and a trainer, two processes with
+         a copy of the base weights each. The engine multiplies by a second, re-ordered copy of a tied head
+         when it computes in bf16 on a CPU (https://arxiv.org/abs/1608.05859 on tying).
 run      what comes on top, per device:
-         LoRA  adapter, gradient and two Adam moments, fp32: 16 bytes a parameter
-         full  the same four for every parameter (the master copy in place of an adapter)
+         LoRA  adapter, gradient and two Adam moments, fp32: 16 bytes a parameter; in the type of the
+               weights, the adapter joined for a pass, in the trainer and in the engine
+         full  the same four for every parameter (the master copy in place of an adapter); in the type of
+               the weights, the copy that the trainer rounds for a pass and the one that comes to the engine
+               while the old one is still there
          KV    a key and a value per layer and token of every sequence of the device's rollout
          acts  of one micro-batch: 34 values per layer, token and hidden unit at 16 bits plus five per pair of
                attended tokens and head (https://arxiv.org/abs/2205.05198, section 4.1), and the logits with
@@ -23,13 +28,18 @@ from workers.spec import JobSpec, LoRA, RLConfig
 
 FP32 = 4
 TRAINED_COPIES = 4  # weights, gradient, two moments
+PASS_COPIES = 2  # the trainer's of a pass, and the engine's
+#: An engine or a trainer before it has loaded anything: the interpreter, torch, the tokenizer.
+PROCESS_BYTES = 250 << 20
 TEMPLATE_TOKENS = 64
 BYTES_PER_TOKEN = 3
 BYTES_PER_VALUE = {"bf16": 2, "fp32": 4, "auto": 4}
 
 
-def weights_bytes(parameters: int, precision: str) -> int:
-    return parameters * BYTES_PER_VALUE[precision]
+def weights_bytes(*, model: ModelConfig, parameters: int, precision: str) -> int:
+    value = BYTES_PER_VALUE[precision]
+    second_head = model.vocab * model.hidden * value if model.tied and precision == "bf16" else 0
+    return 2 * (parameters * value + PROCESS_BYTES) + second_head
 
 
 def weights_key(*, model_key: str, job_key: str, spec: JobSpec) -> str:
@@ -42,7 +52,7 @@ def run_bytes(*, model: ModelConfig, parameters: int, rl: RLConfig, prompt_token
     tokens = min(model.context, prompt_tokens + rl.sampling.max_tokens)
     value = BYTES_PER_VALUE[rl.precision]
     return (
-        trained * TRAINED_COPIES * FP32
+        trained * (TRAINED_COPIES * FP32 + PASS_COPIES * value)
         + sequences_per_device(rl) * tokens * kv_bytes_per_token(model, value)
         + activation_bytes(model, rl.micro_batch_size, tokens, value)
     )

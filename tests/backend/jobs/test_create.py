@@ -47,7 +47,7 @@ def test_a_job_holds_its_resolved_spec_and_its_sizes(acme, model, file):
     assert (job.steps, job.devices, job.name, job.status) == (3, 2, "a", JobStatus.VALIDATING)
     assert spec.rl.optimizer.learning_rate == 1e-3
     assert job.weights_key == "tiny@auto"
-    assert job.weights_bytes == 4 * model.parameters
+    assert job.weights_bytes == 2 * (4 * model.parameters + (250 << 20))
     assert job.run_bytes > 0
     assert job.training_file == file and job.dataset is None
 

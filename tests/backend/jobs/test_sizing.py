@@ -42,7 +42,17 @@ def test_activations_of_one_sequence_of_two_tokens():
     assert sizing.activation_bytes(MODEL, 1, 2, 4) == 2 * (34 * 2 * 32 * 2 + 5 * 4 * 4 * 2) + 3 * 2 * 64 * 4
 
 
-def test_full_fine_tuning_holds_four_copies_of_everything():
+def test_an_engine_and_a_trainer_hold_the_weights_each():
+    sizes = [
+        sizing.weights_bytes(model=MODEL, parameters=10, precision=kind) for kind in ("bf16", "fp32", "auto")
+    ]
+    assert sizes == [2 * 10 * 2 + 500 * 2**20, 2 * 10 * 4 + 500 * 2**20, 2 * 10 * 4 + 500 * 2**20]
+    # 64 rows of 32 values of two bytes, once more.
+    tied = parse_config({**TINY_CONFIG, "tie_word_embeddings": True})
+    assert sizing.weights_bytes(model=tied, parameters=10, precision="bf16") - sizes[0] == 64 * 32 * 2
+
+
+def test_full_fine_tuning_holds_four_copies_of_everything_and_two_to_compute():
     sizes = {
         kind: sizing.run_bytes(
             model=MODEL, parameters=1_000_000, rl=RLConfig(tuning={"type": kind}), prompt_tokens=40
@@ -50,7 +60,7 @@ def test_full_fine_tuning_holds_four_copies_of_everything():
         for kind in ("lora", "full")
     }
     adapter = sizing.lora_parameters(MODEL, LoRA())
-    assert sizes["full"] - sizes["lora"] == (1_000_000 - adapter) * 16
+    assert sizes["full"] - sizes["lora"] == (1_000_000 - adapter) * (16 + 2 * 4)
 
 
 def test_lora_jobs_share_a_base_and_full_ones_nothing():
@@ -59,4 +69,3 @@ def test_lora_jobs_share_a_base_and_full_ones_nothing():
     assert lora != sizing.weights_key(model_key="tiny", job_key="j", spec=spec("tiny", "f", precision="fp32"))
     full = spec("tiny", "f", tuning={"type": "full"})
     assert sizing.weights_key(model_key="tiny", job_key="ftjob-1", spec=full) == "ftjob-1"
-    assert (sizing.weights_bytes(10, "bf16"), sizing.weights_bytes(10, "auto")) == (20, 40)
