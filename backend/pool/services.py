@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from backend.jobs.events import event_add
 from backend.jobs.models import Attempt, Event
@@ -40,6 +40,9 @@ def node_seen(
 ) -> Node:
     """Register a live node and its devices; a device that was lost comes back into service.
 
+    Devices of the node that it no longer announces are lost. Prices are set when a device is first seen, and
+    stay: an hour that is in the books must not change its price.
+
     A node that comes back with another Ray id has been restarted: nothing is loaded on it any more, and it
     was out of service meanwhile.
     """
@@ -50,12 +53,12 @@ def node_seen(
     )
     if restarted:
         Resident.objects.filter(device__node=node).delete()
-    for seen in devices:
-        _device_seen(node, seen, restarted=restarted, now=now)
+    names = [_device_seen(node, seen, restarted=restarted, now=now) for seen in devices]
+    _devices_lose(node.devices.exclude(name__in=names))
     return node
 
 
-def _device_seen(node: Node, seen: DeviceSeen, *, restarted: bool, now: datetime) -> None:
+def _device_seen(node: Node, seen: DeviceSeen, *, restarted: bool, now: datetime) -> str:
     described = {
         "kind": seen.kind,
         "type": seen.type,
@@ -75,11 +78,12 @@ def _device_seen(node: Node, seen: DeviceSeen, *, restarted: bool, now: datetime
     )
     if created:
         ServiceInterval.objects.create(device=device, start=now)
-        return
+        return device.name
     Device.objects.filter(pk=device.pk).update(**described)
     if restarted or device.state == DeviceState.LOST:
         _service_renew(device, now)
         Device.objects.filter(pk=device.pk, state=DeviceState.LOST).update(state=DeviceState.READY)
+    return device.name
 
 
 def _service_renew(device: Device, now: datetime) -> None:
@@ -100,8 +104,12 @@ def _service_renew(device: Device, now: datetime) -> None:
 def node_gone(*, node: Node) -> None:
     """The node left the cluster: its devices take no work, and what was loaded on them is gone."""
     Node.objects.filter(pk=node.pk).update(alive=False)
-    Device.objects.filter(node=node).update(state=DeviceState.LOST)
-    Resident.objects.filter(device__node=node).delete()
+    _devices_lose(node.devices.all())
+
+
+def _devices_lose(devices: QuerySet[Device]) -> None:
+    Resident.objects.filter(device__in=devices).delete()
+    devices.update(state=DeviceState.LOST)
 
 
 def device_drain(*, device: Device) -> bool:

@@ -154,3 +154,30 @@ def test_a_turn_is_not_charged_for_the_night_its_device_was_off(ada):
     # Ten seconds before and two after, at weight 2.
     assert Organization.objects.get(pk=ada.job.organization_id).service == 6.0
     assert Attempt.objects.get(pk=ada.pk).step_seconds == 12.0
+
+
+def states() -> list[str]:
+    return list(Device.objects.order_by("index").values_list("state", flat=True))
+
+
+def test_devices_that_a_live_node_no_longer_announces_are_lost_until_it_does(db):
+    shrunk = see(0, devices=4)[2:]
+    shrunk[0].residents.create(weights_key="m", bytes=1, last_used_at=at(0))
+    pool_meter(at(5))
+    see(10, devices=2)
+    assert states() == ["ready", "ready", "lost", "lost"]
+    assert not shrunk[0].residents.exists()
+    pool_meter(at(20))
+    see(100, devices=4)
+    assert states() == ["ready"] * 4
+    assert [intervals(device) for device in see(110, devices=4)] == [[(0, None)]] * 2 + [
+        [(0, 5), (100, None)]
+    ] * 2
+    pool_meter(at(120))
+    assert books().capacity_micro_usd == 2 * price(120) + 2 * (price(5) + price(20))
+
+
+def test_devices_of_another_node_are_left_alone(db):
+    see(0)
+    node_seen(name="m", ray_node_id="m" * 56, address="10.0.0.2", devices=(), now=at(10))
+    assert states() == ["ready"]
