@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from django.db import transaction
-from django.db.models import F, Q, QuerySet
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
 
 from backend.jobs.events import event_add
 from backend.jobs.models import Attempt, Event, Job
@@ -33,9 +33,19 @@ Entry = UsageRecord.Entry
 
 
 def pool_meter(now: datetime) -> int:
-    """Read every device's meter, so that idle capacity is booked too; returns the number of new rows."""
-    ids = Device.objects.order_by("pk").values_list("pk", flat=True)
-    return sum(device_meter(device_id=device_id, until=now) for device_id in list(ids))
+    """Read every device's meter, so that idle capacity is booked too; returns the number of new rows.
+
+    A lost device is read only while it has something left to book, so those that are gone cost nothing.
+    """
+    finished = SubStage.objects.filter(
+        device=OuterRef("pk"),
+        metered=False,
+        status=SubStageStatus.DONE,
+        ended_at__gt=OuterRef("metered_until"),
+    )
+    due = Device.objects.filter(~Q(state=DeviceState.LOST) | Exists(finished))
+    ids = list(due.order_by("pk").values_list("pk", flat=True))
+    return sum(device_meter(device_id=device_id, until=now) for device_id in ids)
 
 
 @transaction.atomic

@@ -31,6 +31,7 @@ class Device(models.Model):
     saturation_batch = models.PositiveIntegerField()
     price_micro_usd_hour = models.BigIntegerField()
     state = models.CharField(max_length=12, choices=choices(DeviceState), default=DeviceState.READY)
+    lost_at = models.DateTimeField(null=True, help_text="since when it is lost; null: it is not")
     metered_until = models.DateTimeField(help_text="every micro-dollar before this instant is in the ledger")
 
     def __str__(self) -> str:

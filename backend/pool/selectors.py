@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models.functions import Now
 
 from backend.jobs.models import Attempt, Job
 from backend.jobs.states import ATTEMPT_TERMINAL, JobStatus
 from backend.pool.models import Device, Placement, Resident, SubStage
 from backend.pool.states import DeviceState, SubStageStatus
 
+#: A device that is lost for longer does not come back: nobody should wait for it.
+GONE_AFTER = timedelta(days=1)
+
 
 def devices() -> QuerySet[Device]:
-    return Device.objects.select_related("node").order_by("name")
+    """Devices of the pool: not those that are gone for good, unless something is still open on them."""
+    held = Placement.objects.filter(device=OuterRef("pk"), closed_at__isnull=True)
+    # Granted means unmetered; saying so lets the small index of those serve.
+    running = SubStage.objects.filter(device=OuterRef("pk"), metered=False, status=SubStageStatus.GRANTED)
+    there = ~Q(state=DeviceState.LOST) | Q(lost_at__gte=Now() - GONE_AFTER)
+    return (
+        Device.objects.filter(there | Exists(held) | Exists(running)).select_related("node").order_by("name")
+    )
 
 
 def queued_jobs(now: datetime) -> QuerySet[Job]:

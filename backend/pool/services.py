@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.db.models import Q, QuerySet
+from django.utils import timezone
 
 from backend.jobs.events import event_add
 from backend.jobs.models import Attempt, Event
@@ -54,7 +55,7 @@ def node_seen(
     if restarted:
         Resident.objects.filter(device__node=node).delete()
     names = [_device_seen(node, seen, restarted=restarted, now=now) for seen in devices]
-    _devices_lose(node.devices.exclude(name__in=names))
+    _devices_lose(node.devices.exclude(name__in=names), now)
     return node
 
 
@@ -82,7 +83,9 @@ def _device_seen(node: Node, seen: DeviceSeen, *, restarted: bool, now: datetime
     Device.objects.filter(pk=device.pk).update(**described)
     if restarted or device.state == DeviceState.LOST:
         _service_renew(device, now)
-        Device.objects.filter(pk=device.pk, state=DeviceState.LOST).update(state=DeviceState.READY)
+        Device.objects.filter(pk=device.pk, state=DeviceState.LOST).update(
+            state=DeviceState.READY, lost_at=None
+        )
     return device.name
 
 
@@ -104,12 +107,12 @@ def _service_renew(device: Device, now: datetime) -> None:
 def node_gone(*, node: Node) -> None:
     """The node left the cluster: its devices take no work, and what was loaded on them is gone."""
     Node.objects.filter(pk=node.pk).update(alive=False)
-    _devices_lose(node.devices.all())
+    _devices_lose(node.devices.all(), timezone.now())
 
 
-def _devices_lose(devices: QuerySet[Device]) -> None:
+def _devices_lose(devices: QuerySet[Device], now: datetime) -> None:
     Resident.objects.filter(device__in=devices).delete()
-    devices.update(state=DeviceState.LOST)
+    devices.exclude(state=DeviceState.LOST).update(state=DeviceState.LOST, lost_at=now)
 
 
 def device_drain(*, device: Device) -> bool:

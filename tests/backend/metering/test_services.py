@@ -209,6 +209,19 @@ def test_a_lost_device_costs_nothing_beyond_what_it_finished(device, ada):
     assert pool_meter(at(90)) == 0
 
 
+def test_devices_that_are_gone_cost_no_queries(device, ada, django_assert_num_queries):
+    for number in range(20):
+        gone = make_device(f"n/gone{number}")
+        grant(ada, gone, 1)
+        finish(grant(ada, gone, 1), 1, 2)
+    Device.objects.update(state=DeviceState.LOST)
+    ada.substages.filter(status=SubStageStatus.GRANTED).update(status=SubStageStatus.LOST)
+    # For each of them: idle, usage.
+    assert pool_meter(at(60)) == 40
+    with django_assert_num_queries(1):
+        assert pool_meter(at(90)) == 0
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_books_add_up_after_every_reading_of_a_random_history(ada, bob, seed):
     rng = random.Random(seed)

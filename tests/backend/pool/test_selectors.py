@@ -1,14 +1,23 @@
 from __future__ import annotations
 
-import pytest
+from datetime import datetime, timedelta
 
-from backend.jobs.models import Attempt
-from backend.jobs.states import AttemptStatus
-from backend.pool.models import Device
-from backend.pool.selectors import attempts_on_lost_devices, stale_placements
+import pytest
+from django.utils import timezone
+
+from backend.jobs.models import Attempt, Job
+from backend.jobs.states import AttemptStatus, JobStatus
+from backend.pool.models import Device, Placement
+from backend.pool.selectors import attempts_on_lost_devices, devices, stale_placements
 from backend.pool.services import placements_open
 from backend.pool.states import DeviceState
-from tests.backend.metering.conftest import at, make_device
+from scheduler.core.plan import plan
+from scheduler.core.state import Policy, RefusalCode
+from scheduler.shell.observe import observe
+from tests import factories
+from tests.backend.metering.conftest import at, finish, grant, make_device
+
+DAY = timedelta(days=1)
 
 
 def hold(attempt: Attempt, *devices: Device, seconds: float = 0) -> None:
@@ -42,3 +51,38 @@ def test_attempts_on_lost_devices_are_those_that_live_and_hold_one(device, ada, 
     assert list(attempts_on_lost_devices()) == [ada]
     Attempt.objects.filter(pk=ada.pk).update(status=AttemptStatus.LOST)
     assert list(attempts_on_lost_devices()) == []
+
+
+def lose(device: Device, since: datetime) -> None:
+    Device.objects.filter(pk=device.pk).update(state=DeviceState.LOST, lost_at=since)
+
+
+def test_devices_gone_for_longer_than_a_day_are_no_longer_of_the_pool(device, ada):
+    names = ["n/cpu1", "n/cpu2", "n/cpu3", "n/cpu4"]
+    lately, gone, held, running = (make_device(name) for name in names)
+    now = timezone.now()
+    lose(lately, now - DAY + timedelta(minutes=1))
+    for other in (gone, held, running):
+        lose(other, now - DAY - timedelta(minutes=1))
+    Placement.objects.create(attempt=ada, device=held, worker=0, opened_at=now)
+    granted = grant(ada, running, 0)
+    assert [row.name for row in devices()] == ["n/cpu0", "n/cpu1", "n/cpu3", "n/cpu4"]
+    Placement.objects.update(closed_at=now)
+    finish(granted, 0, 1)
+    assert [row.name for row in devices()] == ["n/cpu0", "n/cpu1"]
+
+
+def test_a_job_that_needs_devices_which_are_gone_for_good_is_told_so(device, tmp_path):
+    lost = make_device("n/cpu1")
+    job = factories.job(factories.organization(), tmp_path, status=JobStatus.QUEUED)
+    Job.objects.filter(pk=job.pk).update(devices=2, weights_bytes=1, run_bytes=1)
+
+    def refusal() -> str:
+        now = timezone.now()
+        (refused,) = plan(observe(now), Policy()).refusals
+        return refused.code
+
+    lose(lost, timezone.now() - DAY / 2)
+    assert refusal() == RefusalCode.NO_DEVICES
+    lose(lost, timezone.now() - 2 * DAY)
+    assert refusal() == RefusalCode.NEVER_FITS_DEVICES
