@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +21,34 @@ from workers.launch import rollout_resident, trainer_resident
 from workers.protocol import DeviceRef, Launch
 
 CLOSE_LIMIT_S = 30.0
+#: Beside the checkpoints, while a worker moves from one device to another.
+MOVING = ".move-"
 
 
 @dataclass
 class Member:
-    """One data-parallel worker: its trainer and engine, and the weights version that the engine has."""
+    """One data-parallel worker: its trainer, its engine, and the weights version that the engine has."""
 
     device: DeviceRef | None = None
     trainer: Any = None
-    rollouts: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, int] = field(default_factory=dict)
+    engine: Any = None
+    version: int | None = None
 
 
 class Fleet:
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
         self._members = [Member() for _ in range(launch.spec.rl.devices)]
+        self._entered: list[Any] = []
 
     @property
     def _key(self) -> str:
         return self._launch.run_key
+
+    def sweep(self) -> None:
+        """Remove what an earlier attempt left of a move that did not end."""
+        for leftover in Path(self._launch.checkpoint_dir).glob(f"{MOVING}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
 
     async def trainer(self, worker: int, device: DeviceRef) -> Any:
         """The worker's trainer on that device, with the run's state in it."""
@@ -49,49 +57,55 @@ class Fleet:
             return member.trainer
         launch, rl = self._launch, self._launch.spec.rl
         trainer = trainer_resident(device, launch.weights_key, launch.model_path, rl.precision)
+        self._entered.append(trainer)
         if member.trainer is None:
             await call(trainer.open, self._key, rl, launch.spec.seed, launch.resume_from)
         else:
             await self._move(member, trainer, worker)
-        member.device, member.trainer = device, trainer
+        self._members[worker] = Member(device, trainer)
         return trainer
 
     async def _move(self, member: Member, target: Any, worker: int) -> None:
+        """Take the trainer's state to another device, and leave nothing of the run on the old one."""
         launch = self._launch
-        folder = Path(launch.checkpoint_dir) / f".move-{launch.attempt}-{worker}"
+        folder = Path(launch.checkpoint_dir) / f"{MOVING}{launch.attempt}-{worker}"
         shutil.rmtree(folder, ignore_errors=True)
         try:
             await call(member.trainer.export_state, self._key, str(folder), launch.spec.model)
             await call(target.open, self._key, launch.spec.rl, launch.spec.seed, str(folder))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        await call(member.trainer.close, self._key)
+        for resident in (member.trainer, member.engine):
+            if resident is not None:
+                await call(resident.close, self._key, True)
+                self._entered.remove(resident)
 
     async def rollout(self, worker: int, device: DeviceRef, version: int) -> Any:
         """The worker's engine on that device, with the weights of ``version``."""
-        member = self._members[worker]
-        if member.versions.get(device.name) != version:
+        await self.trainer(worker, device)
+        if self._members[worker].version != version:
             await self.sync(worker, device, version, share=1.0)
-        return member.rollouts[device.name]
+        return self._members[worker].engine
 
     async def sync(self, worker: int, device: DeviceRef, version: int, share: float) -> Any:
         """Send the trainer's weights to the engine as ``version``; returns the engine's ``Ran``.
 
         The tensors go from process to process as a Ray object and never through the pipeline.
         """
-        member, launch = self._members[worker], self._launch
-        trainer = await self.trainer(worker, device)
-        if device.name not in member.rollouts:
-            engine = rollout_resident(device, launch.weights_key, launch.model_path, launch.spec.rl.precision)
+        launch, trainer = self._launch, await self.trainer(worker, device)
+        member = self._members[worker]
+        if member.engine is None:
+            rl = launch.spec.rl
+            engine = rollout_resident(device, launch.weights_key, launch.model_path, rl.precision)
+            self._entered.append(engine)
             await call(engine.load)
-            member.rollouts[device.name] = engine
-        engine = member.rollouts[device.name]
+            member.engine = engine
         tensors, scaling = trainer.adapter.options(num_returns=2).remote(self._key)
         if launch.spec.rl.tuning.type == "lora":
-            ran = await call(engine.load_adapter, self._key, version, tensors, scaling, share)
+            ran = await call(member.engine.load_adapter, self._key, version, tensors, scaling, share)
         else:
-            ran = await call(engine.load_full, self._key, version, tensors, share)
-        member.versions[device.name] = version
+            ran = await call(member.engine.load_full, self._key, version, tensors, share)
+        member.version = version
         return ran
 
     async def save(self, step: int, state: dict[str, Any], keep: int) -> tuple[str, int, list[str]]:
@@ -103,10 +117,8 @@ class Fleet:
 
     async def close(self) -> None:
         """Let the residents forget the run, within a limit; those that are gone have forgotten it."""
-        residents = [m.trainer for m in self._members if m.trainer is not None]
-        residents += [engine for m in self._members for engine in m.rollouts.values()]
         with suppress(RayError, TimeoutError):
             async with asyncio.timeout(CLOSE_LIMIT_S):
                 await asyncio.gather(
-                    *(call(resident.close, self._key) for resident in residents), return_exceptions=True
+                    *(call(resident.close, self._key) for resident in self._entered), return_exceptions=True
                 )

@@ -3,8 +3,8 @@
     async with desk.substages(SubStageKind.DECODE, step, {worker: sequences}) as turns:
         result = await turns[worker].run(resident.decode, ...)
 
-Leaving the block reports each sub-stage as finished, also when the run is cancelled in the middle: what was
-computed until then was computed.
+Leaving the block reports each sub-stage as finished, also when it fails or the run is cancelled in the
+middle: what was computed until then was computed.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Desk:
         }
         try:
             yield turns
-        except asyncio.CancelledError:
+        except BaseException:
             self._report(turns, cut_short=True)
             raise
         self._report(turns, cut_short=False)
@@ -119,7 +119,7 @@ async def call(method: Any, *args: Any, **named: Any) -> Any:
     try:
         return await asyncio.wait_for(_await(method.remote(*args, **named)), CALL_LIMIT_S)
     except TimeoutError:
-        raise Stuck(f"a call took longer than {CALL_LIMIT_S:.0f} s") from None
+        raise Stuck(f"one sub-stage ran for more than {CALL_LIMIT_S / 60:.0f} minutes") from None
 
 
 async def _await(reference: Any) -> Any:

@@ -18,18 +18,20 @@ import asyncio
 import logging
 import statistics
 import time
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 import torch
+from ray.exceptions import OutOfMemoryError as RayOutOfMemoryError
 from ray.exceptions import RayActorError
 
 from workers import batches
 from workers.batches import Prompt, Sample
 from workers.data.cursor import row_at
-from workers.data.rows import RowIndex
+from workers.data.rows import RowIndex, RowProblem
 from workers.engines.sequences import Sequence as Rollout
 from workers.fleet import Fleet
 from workers.grants import Desk, Stuck, Turn, call, together
@@ -77,6 +79,7 @@ class Pipeline:
         self._desk = Desk(self._outbox)
         self._fleet = Fleet(launch)
         self._task: asyncio.Task[None] | None = None
+        self._ending = False
 
     # ------------------------------------------------------------ orders
 
@@ -93,7 +96,8 @@ class Pipeline:
         self._desk.grant(grant)
 
     async def stop(self, stop: Stop) -> None:
-        if self._task is not None:
+        if self._task is not None and not self._ending:
+            self._ending = True
             self._task.cancel(stop.reason)
 
     def _greeting(self) -> str:
@@ -109,17 +113,16 @@ class Pipeline:
         except asyncio.CancelledError:
             ended = Ended(outcome="stopped")
         except Exception as error:
-            log.exception("attempt %s failed", self._launch.attempt_id)
             ended = Ended(outcome="failed", failure=failure_of(error))
+        self._ending = True
         await self._fleet.close()
         self._outbox.add(ended)
 
     # ------------------------------------------------------------ the loop
 
     async def _train(self) -> None:
-        self._tokenizer = ChatTokenizer(Path(self._launch.model_path))
-        self._rows = RowIndex(self._launch.dataset_path)
-        self._graders = grader_pool(ray.get_runtime_context().get_node_id())
+        await asyncio.to_thread(self._open)
+        self._graders = grader_pool(own_node())
         for step in range(self._launch.start_step, self._rl.steps):
             began = time.monotonic()
             prompts = self._prompts(step)
@@ -130,6 +133,15 @@ class Pipeline:
             self._report_step(step, graded, trained, time.monotonic() - began)
             if saved is not None:
                 self._outbox.add(saved)
+
+    def _open(self) -> None:
+        """The tokenizer and the data."""
+        try:
+            self._tokenizer = ChatTokenizer(Path(self._launch.model_path))
+        except ValueError as error:
+            raise ModelLoad(str(error)) from error
+        self._rows = RowIndex(self._launch.dataset_path)
+        self._fleet.sweep()
 
     def _prompts(self, step: int) -> list[Prompt]:
         """The step's groups; which rows they are depends on the seed and the position alone."""
@@ -194,6 +206,8 @@ class Pipeline:
                 floor = 0 if tail else saturated - 1
                 rolled = await turn.run(engine.decode, self._launch.run_key, floor)
             finished += rolled.finished
+        if {rollout.request.key for rollout in finished} != {request.key for request in wanted}:
+            raise RuntimeError(f"{len(finished)} of {len(wanted)} sequences came back")
         return sorted(finished, key=lambda rollout: rollout.request.key)
 
     # ------------------------------------------------------------ training
@@ -306,23 +320,40 @@ class Pipeline:
         self._outbox.add(StepDone(step=step, metrics=metrics, samples=samples))
 
 
+def own_node() -> str:
+    """Ray's id of the machine this runs on."""
+    return ray.get_runtime_context().get_node_id()
+
+
 def failure_of(error: Exception) -> Failure:
-    """An exception as a value that travels. Errors of residents arrive as subclasses of their own type."""
-    message = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+    """An exception as a value that travels. Errors of residents arrive as subclasses of their own type.
+
+    What nobody foresaw is told by a number only: its text may name what is not the customer's business.
+    """
+    said = str(error).strip().splitlines()[-1:] or [type(error).__name__]
     match error:
         case NotFinite():
-            kind = FailureKind.NOT_FINITE
-        case torch.OutOfMemoryError() | MemoryError():
-            kind = FailureKind.OUT_OF_MEMORY
+            return Failure(kind=FailureKind.NOT_FINITE, message=said[0])
         case GraderFailed():
-            kind = FailureKind.GRADER_FAILED
+            return Failure(kind=FailureKind.GRADER_FAILED, message=said[0])
+        case RowProblem():
+            return Failure(kind=FailureKind.BAD_DATA, message=said[0])
         case ModelLoad():
-            kind = FailureKind.MODEL_LOAD
-        case RayActorError():
-            kind, message = FailureKind.WORKER_LOST, "a process on the device is gone"
+            return Failure(kind=FailureKind.MODEL_LOAD, message=said[0])
         case Stuck():
-            kind = FailureKind.INTERNAL
-        case _:
-            kind = FailureKind.INTERNAL
-            message = f"{type(error).__name__}: {message}"
-    return Failure(kind=kind, message=message)
+            return Failure(kind=FailureKind.TIME_LIMIT, message=said[0])
+        case RayActorError():
+            return Failure(kind=FailureKind.WORKER_LOST, message="a process on the device is gone")
+    if is_out_of_memory(error):
+        message = "a smaller micro_batch_size, group_size or max_tokens needs less"
+        return Failure(kind=FailureKind.OUT_OF_MEMORY, message=message)
+    number = uuid.uuid4().hex[:12]
+    log.error("error %s", number, exc_info=error)
+    return Failure(kind=FailureKind.INTERNAL, message=f"error {number}")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """torch says it in words only when it is the processor's memory that has run out."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError | RayOutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

@@ -8,6 +8,7 @@ processor threads that a call may use.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,6 +33,10 @@ T = TypeVar("T")
 
 #: Tokens per sequence that a decode makes before it lets others at the engine.
 DECODE_SLICE = 8
+#: On a CPU device the computing shares its cores with the scheduler and the web, which answer first.
+CPU_NICENESS = 5
+#: Closed runs that are remembered, so that a call which was overtaken by ``close`` does not open one again.
+CLOSED_KEPT = 10_000
 
 
 class RunClosed(Exception):
@@ -50,6 +55,9 @@ class _Resident:
         self._path = Path(model_path)
         self._precision = precision
         self._open: set[str] = set()
+        self._closed: dict[str, None] = {}
+        if device.kind == "cpu":
+            os.nice(CPU_NICENESS)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
 
     def _weights(self) -> Weights:
@@ -58,8 +66,23 @@ class _Resident:
         )
         try:
             return load_weights(self._path, choose_dtype(self._precision, where), where)
-        except (OSError, ValueError, KeyError) as error:
+        except OSError as error:
+            raise ModelLoad(f"{self._path.name}: {error.strerror}") from error
+        except (ValueError, KeyError) as error:
             raise ModelLoad(f"{self._path.name}: {error}") from error
+
+    def _enter(self, run_key: str) -> None:
+        if run_key in self._closed:
+            raise RunClosed(run_key)
+        self._open.add(run_key)
+
+    def _leave(self, run_key: str, returns: bool) -> None:
+        self._open.discard(run_key)
+        if returns:
+            return
+        self._closed[run_key] = None
+        if len(self._closed) > CLOSED_KEPT:
+            del self._closed[next(iter(self._closed))]
 
     def _alone(self, work: Callable[[], T]) -> T:
         """Run it on the computing thread, when its turn comes."""
@@ -117,7 +140,7 @@ class RolloutResident(_Resident):
         self, run_key: str, version: int, tensors: dict[str, torch.Tensor], scaling: float, share: float
     ) -> Ran[None]:
         """Use these adapter weights for the run's next tokens."""
-        self._open.add(run_key)
+        self._enter(run_key)
         return self._timed(
             run_key, share, lambda: self._loaded.load_adapter(run_key, version, tensors, scaling)
         )
@@ -126,7 +149,7 @@ class RolloutResident(_Resident):
         self, run_key: str, version: int, tensors: dict[str, torch.Tensor], share: float
     ) -> Ran[None]:
         """Replace the base weights: only for a resident that one run has to itself."""
-        self._open.add(run_key)
+        self._enter(run_key)
         return self._timed(run_key, share, lambda: self._loaded.load_weights(run_key, version, tensors))
 
     def prefill(self, run_key: str, requests: list[Request], share: float) -> Ran[Rolled]:
@@ -151,14 +174,16 @@ class RolloutResident(_Resident):
                 share,
                 lambda: self._loaded.decode([run_key], min_running=min_running, max_steps=DECODE_SLICE),
             )
+            if not made.sampled_tokens and not made.finished:
+                raise RuntimeError("other runs hold all the memory of the engine")
             finished += made.finished
             tokens += made.sampled_tokens
             left = made.running + made.waiting
         return watch.ran(Rolled(finished, left), tokens)
 
-    def close(self, run_key: str) -> None:
-        """Forget the run; a call that computes for it ends with ``RunClosed``."""
-        self._open.discard(run_key)
+    def close(self, run_key: str, returns: bool = False) -> None:
+        """Forget the run; a call that computes for it ends with ``RunClosed``. It may come back or not."""
+        self._leave(run_key, returns)
         if self._engine is not None:
             self._alone(lambda: self._loaded.drop_adapter(run_key))
 
@@ -175,10 +200,15 @@ class TrainerResident(_Resident):
     def _set_up(self, run_key: str, spec: RLConfig, seed: int, state: str | None) -> None:
         if self._trainer is None:
             self._trainer = TorchTrainer(self._weights())
-        self._trainer.open(run_key, spec, seed)
-        self._open.add(run_key)
-        if state is not None:
-            self._trainer.load_state(run_key, Path(state))
+        self._enter(run_key)
+        try:
+            self._trainer.open(run_key, spec, seed)
+            if state is not None:
+                self._trainer.load_state(run_key, Path(state))
+        except BaseException:
+            self._open.discard(run_key)
+            self._trainer.close(run_key)
+            raise
 
     @property
     def _loaded(self) -> TorchTrainer:
@@ -232,10 +262,13 @@ class TrainerResident(_Resident):
     def save(
         self, run_key: str, parent: str, step: int, state: dict[str, Any], base_model: str, keep: int
     ) -> tuple[str, int, list[str]]:
-        """Write ``parent/step-N`` atomically; its path, its bytes, and the older folders removed."""
+        """Write ``parent/step-N`` atomically; its path, its bytes, and the older folders removed.
+
+        Older ones go first, and one always stays: until the new one is reported, a resume needs it.
+        """
+        removed = checkpoint.prune(Path(parent), max(1, keep - 1))
         write = self._writer(run_key, base_model)
         folder = self._alone(lambda: checkpoint.write(Path(parent), step, state, write))
-        removed = checkpoint.prune(Path(parent), keep)
         return str(folder), checkpoint.folder_bytes(folder), [str(path) for path in removed]
 
     def export_state(self, run_key: str, folder: str, base_model: str) -> None:
@@ -247,8 +280,8 @@ class TrainerResident(_Resident):
     def _writer(self, run_key: str, base_model: str) -> Callable[[Path], None]:
         return lambda folder: self._loaded.save_state(run_key, folder, base_model, self._path)
 
-    def close(self, run_key: str) -> None:
-        self._open.discard(run_key)
+    def close(self, run_key: str, returns: bool = False) -> None:
+        self._leave(run_key, returns)
         if self._trainer is not None:
             self._alone(lambda: self._loaded.close(run_key))
 

@@ -15,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 TEMPLATE = re.compile(r"\{\{\s*([a-zA-Z0-9_.\[\]]+)\s*\}\}")
 SEED_MAX = 2**31 - 1
+#: Completions stored per step, at most.
+MAX_SAMPLES = 512
 
 
 class Strict(BaseModel):
@@ -72,7 +74,9 @@ def template_fields(grader: Grader) -> set[str]:
 
 
 class Sampling(Strict):
-    temperature: float = Field(1.0, gt=0, le=2, description="also the temperature of the trained log-probs")
+    temperature: float = Field(
+        1.0, ge=0.01, le=2, description="also the temperature of the trained log-probs"
+    )
     max_tokens: int = Field(64, ge=1, le=32_768, description="longest completion, in tokens")
     stop: tuple[str, ...] = Field((), max_length=4, description="texts that end a completion")
 
@@ -134,6 +138,7 @@ class Loss(Strict):
     clip_low: float = Field(0.2, gt=0, lt=1)
     clip_high: float = Field(0.2, gt=0, le=10)
     kl_beta: float = Field(0.0, ge=0, le=10, description="weight of the k3 penalty to the starting weights")
+
     average: Literal["token", "sequence", "constant"] = Field(
         "token",
         description=(
@@ -141,6 +146,11 @@ class Loss(Strict):
             "sequences (GRPO); constant: sum over tokens divided by sequences x max_tokens (Dr. GRPO)"
         ),
     )
+
+    @property
+    def clips_otherwise(self) -> bool:
+        """Whether a clip range was asked for that is not the default."""
+        return (self.clip_low, self.clip_high) != (0.2, 0.2)
 
 
 class RLConfig(Strict):
@@ -179,6 +189,13 @@ class RLConfig(Strict):
             raise ValueError("updates_per_step exceeds prompts_per_step: an update needs at least one group")
         if self.devices > self.prompts_per_step:
             raise ValueError("devices exceeds prompts_per_step: each device needs at least one group")
+        if self.updates_per_step == 1 and self.loss.clips_otherwise:
+            raise ValueError(
+                "loss.clip_low and loss.clip_high need updates_per_step above 1: "
+                "with one update per rollout the ratio is always 1 and nothing is clipped"
+            )
+        if self.sample_groups * self.group_size > MAX_SAMPLES:
+            raise ValueError(f"sample_groups x group_size exceeds {MAX_SAMPLES} stored completions a step")
         return self
 
     def resolved(self) -> RLConfig:

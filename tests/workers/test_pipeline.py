@@ -1,0 +1,239 @@
+"""A whole attempt in one process: what it reports, how it ends, and what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.tiny import make_tiny
+from tests.workers.local import STOP, Cluster, device, launch, run
+from workers.grants import Stuck
+from workers.pipeline import GraderFailed, Pipeline, failure_of
+from workers.protocol import (
+    CheckpointSaved,
+    Ended,
+    FailureKind,
+    Finished,
+    Log,
+    Offer,
+    StepDone,
+    SubStageKind,
+)
+from workers.residents import ModelLoad
+from workers.train.trainer import NotFinite
+
+GRADER = {
+    "type": "python",
+    "name": "letters",
+    "source": "def grade(sample, item):\n    return len(set(sample['output_text'])) / 16\n",
+}
+RL = {
+    "steps": 2,
+    "prompts_per_step": 3,
+    "group_size": 3,
+    "sampling": {"max_tokens": 8},
+    "precision": "fp32",
+    "checkpoint_every": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("tiny") / "tiny")
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    lines = [json.dumps({"messages": [{"role": "user", "content": f"say {n}"}]}) for n in range(5)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    made = Cluster(monkeypatch)
+    yield made
+    made.graders.actor._sandbox.close()
+
+
+def attempt(model: Path, rows: Path, folder: Path, rl: dict[str, Any] | None = None, **more: Any) -> Pipeline:
+    spec = {"grader": GRADER, **more.pop("spec", {}), "rl": {**RL, **(rl or {})}}
+    return Pipeline(launch(model, rows, folder, **spec).model_copy(update=more))
+
+
+def of_kind(reports, kind):
+    return [report.body for report in reports if isinstance(report.body, kind)]
+
+
+def test_an_attempt_from_start_to_end(model, rows, cluster, tmp_path):
+    reports = asyncio.run(run(attempt(model, rows, tmp_path / "out")))
+    assert [report.seq for report in reports] == list(range(1, len(reports) + 1))
+    assert of_kind(reports, Ended) == [Ended(outcome="succeeded")]
+    offered = {offer.node for offer in of_kind(reports, Offer)}
+    assert offered == {finished.node for finished in of_kind(reports, Finished)}
+    steps = of_kind(reports, StepDone)
+    assert [done.step for done in steps] == [0, 1]
+    assert all(done.metrics["mismatch_max"] < 1e-3 for done in steps)
+    assert all(len(done.samples) == 3 and done.samples[0].group == 0 for done in steps)
+    assert [saved.final for saved in of_kind(reports, CheckpointSaved)] == [False, True]
+    assert cluster.runs() == []
+
+
+def test_a_batch_above_saturation_decodes_and_then_tails(model, rows, cluster, tmp_path):
+    """9 sequences on a device that is saturated by 4: decode until 3 are left, the rest is a tail."""
+    reports = asyncio.run(run(attempt(model, rows, tmp_path / "out", {"steps": 1})))
+    kinds = Counter(offer.kind for offer in of_kind(reports, Offer))
+    assert kinds[SubStageKind.DECODE] == 1
+    tails = [offer for offer in of_kind(reports, Offer) if offer.kind is SubStageKind.TAIL]
+    assert all(0 < offer.sequences < 4 for offer in tails)
+
+
+def test_log_probs_are_computed_only_where_they_are_used(model, rows, cluster, tmp_path):
+    for name, rl, wanted in (
+        ("plain", {}, 0),
+        ("updates", {"updates_per_step": 3}, 1),
+        ("penalty", {"loss": {"kl_beta": 0.1}}, 1),
+    ):
+        reports = asyncio.run(run(attempt(model, rows, tmp_path / name, {"steps": 1, **rl})))
+        kinds = Counter(offer.kind for offer in of_kind(reports, Offer))
+        assert kinds[SubStageKind.LOGPROB] == wanted
+        assert of_kind(reports, Ended)[0].outcome == "succeeded"
+
+
+@pytest.mark.parametrize("evicted", [True, False])
+def test_moving_between_devices_changes_no_weight_and_leaves_nothing(model, rows, cluster, tmp_path, evicted):
+    """Each step on the other device, whose residents are still there or were evicted meanwhile."""
+
+    def alternate(offer: Offer):
+        name = f"local/cpu{offer.step % 2}"
+        if evicted and offer.kind is SubStageKind.PREFILL and offer.step:
+            cluster.evict(name)
+        return device(name)
+
+    steady = asyncio.run(run(attempt(model, rows, tmp_path / "steady", {"steps": 4})))
+    moved = asyncio.run(run(attempt(model, rows, tmp_path / "moved", {"steps": 4}), place=alternate))
+    weights = [
+        load_file(Path(of_kind(reports, CheckpointSaved)[-1].path) / "adapter_model.safetensors")
+        for reports in (steady, moved)
+    ]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert cluster.runs() == []
+    assert not list((tmp_path / "moved").glob(".move-*"))
+
+
+def test_full_fine_tuning_saves_a_model_and_resumes_to_the_same_weights(model, rows, cluster, tmp_path):
+    rl = {"tuning": {"type": "full"}, "steps": 4}
+    whole = asyncio.run(run(attempt(model, rows, tmp_path / "whole", rl, weights_key="ftjob-x")))
+    half = asyncio.run(run(attempt(model, rows, tmp_path / "half", rl | {"steps": 2}, weights_key="ftjob-y")))
+    resumed = attempt(
+        model,
+        rows,
+        tmp_path / "half",
+        rl,
+        weights_key="ftjob-z",
+        resume_from=of_kind(half, CheckpointSaved)[-1].path,
+        start_step=2,
+        run_key="ftjob-x.2",
+    )
+    again = asyncio.run(run(resumed))
+    folders = [Path(of_kind(reports, CheckpointSaved)[-1].path) for reports in (whole, again)]
+    first, second = (load_file(folder / "model.safetensors") for folder in folders)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    start = load_file(model / "model.safetensors")
+    assert any(not torch.equal(first[name], start[name]) for name in first)
+
+
+def test_the_last_checkpoint_stays_until_its_successor_is_known(model, rows, cluster, tmp_path):
+    reports = asyncio.run(run(attempt(model, rows, tmp_path / "out", {"steps": 3, "keep_checkpoints": 1})))
+    saved = of_kind(reports, CheckpointSaved)
+    assert [[Path(path).name for path in one.removed] for one in saved] == [[], [], ["step-1"]]
+    assert sorted(path.name for path in (tmp_path / "out").glob("step-*")) == ["step-2", "step-3"]
+
+
+@pytest.mark.parametrize("kind", [SubStageKind.PREFILL, SubStageKind.GRADE, SubStageKind.UPDATE])
+def test_stopping_twice_ends_once_and_leaves_nothing(model, rows, cluster, tmp_path, kind):
+    made = attempt(model, rows, tmp_path / "out")
+
+    async def stop(report):
+        if isinstance(report.body, Offer) and report.body.kind is kind:
+            await made.stop(STOP)
+            await made.stop(STOP)
+
+    reports = asyncio.run(run(made, seen=stop))
+    assert of_kind(reports, Ended) == [Ended(outcome="stopped")]
+    assert cluster.runs() == []
+
+
+def test_a_stop_after_the_last_step_does_not_swallow_the_end(model, rows, cluster, tmp_path):
+    made = attempt(model, rows, tmp_path / "out", {"steps": 1})
+
+    async def stop_at_the_end(report):
+        if isinstance(report.body, CheckpointSaved):
+            await made.stop(STOP)
+
+    reports = asyncio.run(run(made, seen=stop_at_the_end))
+    assert len(of_kind(reports, Ended)) == 1
+
+
+def test_a_grader_that_always_fails_ends_the_job_with_its_words(model, rows, cluster, tmp_path):
+    source = "def grade(sample, item):\n    raise ValueError('no\\0 \\ud800 luck')\n"
+    grader = {"type": "python", "name": "bad", "source": source}
+    reports = asyncio.run(run(attempt(model, rows, tmp_path / "out", spec={"grader": grader})))
+    failure = of_kind(reports, Ended)[0].failure
+    assert failure.kind is FailureKind.GRADER_FAILED
+    assert "9 of 9 grades failed at step 1" in failure.message
+    assert "\0" not in failure.message
+    failure.model_dump_json()
+
+
+def test_some_failed_grades_are_told_and_left_out(model, rows, cluster, tmp_path):
+    source = (
+        "def grade(sample, item):\n    return {}[0] if item['messages'][0]['content'] == 'say 1' else 0.5\n"
+    )
+    grader = {"type": "python", "name": "some", "source": source}
+    rl = {"steps": 1, "shuffle": False}
+    reports = asyncio.run(run(attempt(model, rows, tmp_path / "out", rl, spec={"grader": grader})))
+    done = of_kind(reports, StepDone)[0]
+    assert done.metrics["grade_errors"] == pytest.approx(1 / 3)
+    assert any("3 of 9 grades failed" in log.message for log in of_kind(reports, Log))
+
+
+def test_a_bad_model_folder_and_a_bad_row_say_so(model, rows, cluster, tmp_path):
+    (tmp_path / "empty").mkdir()
+    reports = asyncio.run(run(attempt(tmp_path / "empty", rows, tmp_path / "out")))
+    assert of_kind(reports, Ended)[0].failure.kind is FailureKind.MODEL_LOAD
+    rows.write_text('{"messages": [{"role": "user", "content": "x"}]}\nnot json\n')
+    reports = asyncio.run(run(attempt(model, rows, tmp_path / "out", {"shuffle": False})))
+    failure = of_kind(reports, Ended)[0].failure
+    assert failure.kind is FailureKind.BAD_DATA
+    assert "line 2" in failure.message
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (NotFinite("run", "the loss is nan"), FailureKind.NOT_FINITE),
+        (GraderFailed("all"), FailureKind.GRADER_FAILED),
+        (ModelLoad("gone"), FailureKind.MODEL_LOAD),
+        (Stuck("long"), FailureKind.TIME_LIMIT),
+        (MemoryError(), FailureKind.OUT_OF_MEMORY),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+            FailureKind.OUT_OF_MEMORY,
+        ),
+        (OSError(28, "No space left on device", "/srv/secret/place"), FailureKind.INTERNAL),
+        (KeyError("x"), FailureKind.INTERNAL),
+    ],
+)
+def test_failures_are_values_that_tell_no_secrets(error, kind):
+    failure = failure_of(error)
+    assert failure.kind is kind
+    assert "/srv" not in failure.message
