@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django.db import transaction
 from django.db.models import Exists, F, OuterRef, Q, QuerySet
@@ -32,10 +32,12 @@ logger = logging.getLogger(__name__)
 Entry = UsageRecord.Entry
 
 
-def pool_meter(now: datetime) -> int:
+def pool_meter(now: datetime, *, idle_every: timedelta = timedelta(0)) -> int:
     """Read every device's meter, so that idle capacity is booked too; returns the number of new rows.
 
-    A lost device is read only while it has something left to book, so those that are gone cost nothing.
+    A device where nothing has finished is read only when the last reading is ``idle_every`` ago: the ledger
+    keeps a row per reading. A lost one is read only while it has something left to book, so those that are
+    gone cost nothing.
     """
     finished = SubStage.objects.filter(
         device=OuterRef("pk"),
@@ -43,7 +45,8 @@ def pool_meter(now: datetime) -> int:
         status=SubStageStatus.DONE,
         ended_at__gt=OuterRef("metered_until"),
     )
-    due = Device.objects.filter(~Q(state=DeviceState.LOST) | Exists(finished))
+    idle = ~Q(state=DeviceState.LOST) & Q(metered_until__lte=now - idle_every)
+    due = Device.objects.filter(idle | Exists(finished))
     ids = list(due.order_by("pk").values_list("pk", flat=True))
     return sum(device_meter(device_id=device_id, until=now) for device_id in ids)
 

@@ -10,6 +10,7 @@ from backend.jobs.models import Event, Job
 from backend.metering.models import AppendOnly, UsageRecord
 from backend.metering.selectors import accounting
 from backend.metering.services import attempt_credit, device_meter, pool_meter
+from backend.metering.tasks import IDLE_EVERY
 from backend.pool.models import Device
 from backend.pool.states import DeviceState, SubStageStatus
 from tests.backend.metering.conftest import at, finish, grant, make_device, ran
@@ -239,3 +240,21 @@ def test_the_books_add_up_after_every_reading_of_a_random_history(ada, bob, seed
         device_meter(device_id=device.pk, until=at(until))
         assert accounting().difference_micro_usd == 0
     assert {attempt.pk: cost(attempt) for attempt in (ada, bob)} == expected
+
+
+def test_an_idle_device_is_booked_in_rows_of_ten_minutes_or_up_to_its_next_work(device, ada):
+    for half_minutes in range(1, 61):
+        now = 30 * half_minutes
+        if now == 1500:
+            ran(ada, device, 1470, 1490)
+        pool_meter(at(now), idle_every=IDLE_EVERY)
+    assert [row[:4] for row in ledger()] == [
+        ("idle", "", 0, 600),
+        ("idle", "", 600, 1200),
+        ("idle", "", 1200, 1470),
+        ("usage", "ada", 1470, 1490),
+        ("idle", "", 1490, 1500),
+    ]
+    # Whoever asks for the books reads all meters first.
+    pool_meter(at(1800))
+    assert astuple(accounting()) == (1_800_000, 20_000, 1_780_000, 0, 0)
