@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
-from workers.engines.weights import hf_names, is_norm, split_sizes
 from workers.models.config import parse_config
+from workers.models.layout import tensor_shapes
 
 SPECIAL = ("<unk>", "<eos>", "<user>", "<system>", "<assistant>")
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789 \n.,?!'\"-:;+*=/()[]<>_%#"
@@ -59,21 +59,10 @@ def random_tensors(settings: dict[str, Any], seed: int) -> dict[str, torch.Tenso
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator) * 0.05
 
-    tensors = {"model.embed_tokens.weight": normal(config.vocab, config.hidden)}
-    tensors["model.norm.weight"] = 1 + normal(config.hidden)
-    if not config.tied:
-        tensors["lm_head.weight"] = normal(config.vocab, config.hidden)
-    inputs = {"out": config.heads * config.head_dim, "down": config.intermediate}
-    for layer in range(config.layers):
-        for place, names in hf_names(config, layer).items():
-            for name, rows in zip(names, split_sizes(config, place), strict=True):
-                if is_norm(place):
-                    tensors[name] = 1 + normal(rows)
-                elif place.endswith("_bias"):
-                    tensors[name] = normal(rows)
-                else:
-                    tensors[name] = normal(rows, inputs.get(place, config.hidden))
-    return tensors
+    def start(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return normal(*shape) + (1 if name.endswith("norm.weight") else 0)
+
+    return {name: start(name, shape) for name, shape in tensor_shapes(config).items()}
 
 
 def _write_tokenizer(folder: Path) -> None:

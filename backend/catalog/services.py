@@ -17,6 +17,7 @@ from backend.tenants.access import Actor, require_write
 from backend.tenants.models import Organization
 from workers.data.builtin import BuiltinDataset, write_builtin
 from workers.data.rows import FileReport, check_jsonl
+from workers.models.chat import ChatTokenizer
 from workers.models.describe import describe
 
 PURPOSE = "fine-tune"
@@ -82,6 +83,7 @@ def model_add(*, name: str, source: str, organization: Organization | None = Non
     folder = (local if local.is_dir() else _download(source)).resolve()
     try:
         facts = describe(folder)
+        ChatTokenizer(folder)
     except ValueError as error:
         raise InvalidRequest(f"{source}: {error}", param="source") from None
     try:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from workers.engines.decoder import Adapters, LowRank
-from workers.engines.weights import split_sizes
 from workers.models.config import ModelConfig
+from workers.models.layout import input_size, split_sizes
 
 # The stored matrix -> the projections it is joined from, in order.
 PROJECTIONS = {
@@ -39,8 +39,7 @@ def shapes(config: ModelConfig, projection: str) -> tuple[int, int]:
     """(in, out) of a projection."""
     place = next(place for place, names in PROJECTIONS.items() if projection in names)
     rows = split_sizes(config, place)[PROJECTIONS[place].index(projection)]
-    inputs = {"out": config.heads * config.head_dim, "down": config.intermediate}.get(place, config.hidden)
-    return inputs, rows
+    return input_size(config, place), rows
 
 
 def check(config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:

@@ -1,7 +1,7 @@
 """A decoder's weights, loaded from a Hugging Face folder without transformers.
 
-Projections that read the same input are stored as one matrix (query, key and value; gate and up): fewer,
-larger products. ``state_dict`` gives the Hugging Face names back as views.
+Projections that read the same input are stored as one matrix (``models/layout.py``): fewer, larger products.
+``state_dict`` gives the Hugging Face names back as views.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from workers.models.config import ModelConfig, read_config
 from workers.models.describe import weight_files
+from workers.models.layout import MATRICES, check_shapes, hf_names, is_norm, split_sizes
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,6 @@ class Layer:
     gate_up_bias: Tensor | None
     down: Tensor
     down_bias: Tensor | None
-
-
-MATRICES = ("qkv", "out", "gate_up", "down")
 
 
 @dataclass(frozen=True)
@@ -98,52 +96,6 @@ class Weights:
         return found
 
 
-def is_norm(name: str) -> bool:
-    return name.rpartition(".")[2] in {"norm", "attn_norm", "mlp_norm", "q_norm", "k_norm"}
-
-
-def split_sizes(config: ModelConfig, place: str) -> list[int]:
-    """Rows of the parts a stored tensor is joined from."""
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    sizes = {
-        "qkv": [queries, keys, keys],
-        "out": [config.hidden],
-        "gate_up": [config.intermediate, config.intermediate],
-        "down": [config.hidden],
-        "attn_norm": [config.hidden],
-        "mlp_norm": [config.hidden],
-        "q_norm": [config.head_dim],
-        "k_norm": [config.head_dim],
-    }
-    return sizes[place.removesuffix("_bias")]
-
-
-def hf_names(config: ModelConfig, layer: int) -> dict[str, list[str]]:
-    """Hugging Face's names of the parts of each stored tensor of a layer."""
-    prefix = f"model.layers.{layer}."
-    attention, mlp = prefix + "self_attn.", prefix + "mlp."
-    names = {
-        "attn_norm": [prefix + "input_layernorm.weight"],
-        "qkv": [f"{attention}{part}_proj.weight" for part in "qkv"],
-        "out": [attention + "o_proj.weight"],
-        "mlp_norm": [prefix + "post_attention_layernorm.weight"],
-        "gate_up": [mlp + "gate_proj.weight", mlp + "up_proj.weight"],
-        "down": [mlp + "down_proj.weight"],
-    }
-    biases = {
-        "qkv": config.qkv_bias,
-        "out": config.out_bias,
-        "gate_up": config.mlp_bias,
-        "down": config.mlp_bias,
-    }
-    for place, present in biases.items():
-        if present:
-            names[f"{place}_bias"] = [name.removesuffix("weight") + "bias" for name in names[place]]
-    if config.qk_norm:
-        names |= {"q_norm": [attention + "q_norm.weight"], "k_norm": [attention + "k_norm.weight"]}
-    return names
-
-
 def load_weights(folder: Path, dtype: torch.dtype, device: torch.device) -> Weights:
     """``ValueError`` for a folder that is no supported model."""
     return from_state_dict(read_config(folder), read_tensors(folder), dtype, device)
@@ -152,8 +104,11 @@ def load_weights(folder: Path, dtype: torch.dtype, device: torch.device) -> Weig
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for path in weight_files(folder):
-        with safe_open(path, framework="pt") as file:
-            found.update({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - no iterator
+        try:
+            with safe_open(path, framework="pt") as file:
+                found.update({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - no iterator
+        except SafetensorError as error:
+            raise ValueError(f"{path} cannot be read: {error}") from None
     return found
 
 
@@ -161,45 +116,24 @@ def from_state_dict(
     config: ModelConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
 ) -> Weights:
     """Weights from Hugging Face's names; every tensor's presence and shape is checked."""
+    check_shapes(config, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
 
-    def joined(names: Iterable[str], shape: tuple[int, ...], to: torch.dtype) -> Tensor:
-        parts = []
-        for name in names:
-            if name not in tensors:
-                raise ValueError(f"the model has no tensor {name}")
-            parts.append(tensors[name])
-        tensor = torch.cat([part.to(device=device, dtype=to) for part in parts])
-        if tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"tensor {parts and next(iter(names))} has shape {tuple(tensor.shape)}, expected {shape}"
-            )
-        return tensor
+    def joined(names: Iterable[str], to: torch.dtype) -> Tensor:
+        return torch.cat([tensors[name].to(device=device, dtype=to) for name in names])
 
     def layer(index: int) -> Layer:
         names = hf_names(config, index)
+        parts = {place: joined(names[place], torch.float32 if is_norm(place) else dtype) for place in names}
+        return Layer(**{field.name: parts.get(field.name) for field in fields(Layer)})  # type: ignore[arg-type]
 
-        def part(place: str) -> Tensor | None:
-            if place not in names:
-                return None
-            rows = sum(split_sizes(config, place))
-            shape = (rows, _inputs(config, place)) if place in MATRICES else (rows,)
-            return joined(names[place], shape, torch.float32 if is_norm(place) else dtype)
-
-        return Layer(**{field.name: part(field.name) for field in fields(Layer)})  # type: ignore[arg-type]
-
-    table = (config.vocab, config.hidden)
-    embed = joined(["model.embed_tokens.weight"], table, dtype)
+    embed = joined(["model.embed_tokens.weight"], dtype)
     return Weights(
         config=config,
         embed=embed,
         layers=tuple(layer(index) for index in range(config.layers)),
-        norm=joined(["model.norm.weight"], (config.hidden,), torch.float32),
-        head=embed if config.tied else joined(["lm_head.weight"], table, dtype),
+        norm=joined(["model.norm.weight"], torch.float32),
+        head=embed if config.tied else joined(["lm_head.weight"], dtype),
     )
-
-
-def _inputs(config: ModelConfig, place: str) -> int:
-    return {"out": config.heads * config.head_dim, "down": config.intermediate}.get(place, config.hidden)
 
 
 def blocked(weights: Weights) -> Weights:

@@ -7,11 +7,12 @@ import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from workers.models.config import read_config, read_json
+from workers.models.layout import check_shapes
 
 HEADER_LIMIT = 100 * 1024 * 1024
+DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,17 @@ class ModelInfo:
 
 
 def describe(folder: Path) -> ModelInfo:
-    """``ValueError`` with a readable reason when the folder is no supported model."""
+    """``ValueError`` with a readable reason when the folder is no supported model.
+
+    The tensors' names and shapes are checked against the config: what passes can be loaded.
+    """
     config = read_config(folder)
     files = weight_files(folder)
-    shapes = [entry["shape"] for path in files for entry in _header(path).values()]
+    shapes = {name: shape for path in files for name, shape in _shapes(path).items()}
+    check_shapes(config, shapes)
     return ModelInfo(
         architecture=config.architecture,
-        parameters=sum(math.prod(shape) for shape in shapes),
+        parameters=sum(math.prod(shape) for shape in shapes.values()),
         context=config.context,
         vocab=config.vocab,
         layers=config.layers,
@@ -49,7 +54,10 @@ def weight_files(folder: Path) -> list[Path]:
             f"model folder {folder} has neither model.safetensors nor model.safetensors.index.json"
         )
     index = read_json(folder, "model.safetensors.index.json")
-    names = sorted(set(index.get("weight_map", {}).values()))
+    placed = index.get("weight_map")
+    if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
+        raise ValueError("model.safetensors.index.json: weight_map must name a file for each tensor")
+    names = sorted(set(placed.values()))
     for name in names:
         # A file name out of the folder would let an uploaded index read anything.
         if Path(name).name != name or not (folder / name).exists():
@@ -61,15 +69,23 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _header(path: Path) -> dict[str, Any]:
-    """The tensors' entries: 8 bytes of little-endian length, then that much JSON."""
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """The file's tensors. The header is 8 bytes of little-endian length, then that much JSON."""
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > HEADER_LIMIT:
                 raise ValueError("the header is too long")
             header = json.loads(file.read(length))
-    except (OSError, struct.error, ValueError) as error:
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        shapes = {name: tuple(map(int, entry["shape"])) for name, entry in entries.items()}
+        end = max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
+        dtypes = {name: entry["dtype"] for name, entry in entries.items()}
+    except (OSError, struct.error, ValueError, AttributeError, KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{path} is not a safetensors file: {error}") from None
-    header.pop("__metadata__", None)
-    return dict(header)
+    if path.stat().st_size != 8 + length + end:
+        raise ValueError(f"{path} is not whole: {path.stat().st_size} bytes, expected {8 + length + end}")
+    for name, dtype in dtypes.items():
+        if dtype not in DTYPES:
+            raise ValueError(f"tensor {name} is of type {dtype}; supported: {', '.join(sorted(DTYPES))}")
+    return shapes

@@ -12,13 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from workers.engines.decoder import Adapters
 from workers.engines.lora import PROJECTIONS, check, join, shapes, tensor_name
-from workers.engines.weights import Weights, from_state_dict, is_norm
+from workers.engines.weights import Weights, from_state_dict
 from workers.models.config import ModelConfig
+from workers.models.layout import is_norm
 from workers.spec import LoRA
 
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -189,7 +191,10 @@ def load_optimizer(parameters: Parameters, optimizer: torch.optim.AdamW, folder:
 def _read(path: Path) -> dict[str, Tensor]:
     if not path.exists():
         raise ValueError(f"{path} is missing")
-    return load_file(path)
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
 
 
 def _copy_into(named: Mapping[str, Tensor], loaded: Mapping[str, Tensor], path: Path) -> None:

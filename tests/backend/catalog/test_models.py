@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import struct
 import sys
-from pathlib import Path
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -16,36 +14,56 @@ from backend.catalog.selectors import models_all
 from backend.catalog.services import datasets_register, model_add
 from backend.common.errors import InvalidRequest, NotFound
 from tests import factories
+from tests.tiny import make_tiny
 
-
-def weights(folder: Path) -> Path:
-    """A model folder with one tensor of 2 x 3 in bf16."""
-    factories.model_folder(folder)
-    entry = {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}
-    header = json.dumps({"model.norm.weight": entry}).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(12))
-    return folder
+# Embeddings 65 x 128 and a norm; in each of four blocks two norms, q and o, k and v, and three of 128 x 256.
+PARAMETERS = 65 * 128 + 128 + 4 * (2 * 128 + 2 * 128 * 128 + 2 * 64 * 128 + 3 * 128 * 256)
 
 
 @pytest.mark.django_db
 def test_a_folder_is_described_from_its_files(tmp_path):
-    model = model_add(name="tiny", source=str(weights(tmp_path / "tiny")))
-    assert (model.architecture, model.parameters, model.context_length) == ("LlamaForCausalLM", 6, 128)
+    model = model_add(name="tiny", source=str(make_tiny(tmp_path / "tiny")))
+    assert (model.architecture, model.parameters, model.context_length) == (
+        "LlamaForCausalLM",
+        PARAMETERS,
+        512,
+    )
     assert model.bytes == (tmp_path / "tiny" / "model.safetensors").stat().st_size
 
 
 @pytest.mark.django_db
+def test_weights_that_do_not_fit_the_config_are_refused(tmp_path):
+    folder = make_tiny(tmp_path / "tiny")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 300}))
+    with pytest.raises(
+        InvalidRequest, match=r"gate_proj.weight has shape \(256, 128\), expected \(300, 128\)"
+    ):
+        model_add(name="tiny", source=str(folder))
+    assert not BaseModel.objects.exists()
+
+
+@pytest.mark.django_db
+def test_a_folder_whose_prompts_cannot_be_written_is_refused(tmp_path):
+    folder = make_tiny(tmp_path / "tiny")
+    (folder / "chat_template.jinja").write_text("{% for %}")
+    with pytest.raises(InvalidRequest, match="the chat template cannot be read"):
+        model_add(name="tiny", source=str(folder))
+    assert not BaseModel.objects.exists()
+
+
+@pytest.mark.django_db
 def test_adding_the_same_again_changes_nothing(tmp_path):
-    folder = str(weights(tmp_path / "tiny"))
+    folder = str(make_tiny(tmp_path / "tiny"))
     assert model_add(name="tiny", source=folder) == model_add(name="tiny", source=folder)
     assert BaseModel.objects.count() == 1
 
 
 @pytest.mark.django_db
 def test_a_name_is_not_given_to_another_folder(tmp_path):
-    model_add(name="tiny", source=str(weights(tmp_path / "one")))
+    model_add(name="tiny", source=str(make_tiny(tmp_path / "one")))
     with pytest.raises(InvalidRequest) as caught:
-        model_add(name="tiny", source=str(weights(tmp_path / "two")))
+        model_add(name="tiny", source=str(make_tiny(tmp_path / "two")))
     assert caught.value.code == "exists"
 
 
@@ -64,9 +82,9 @@ def test_the_hub_needs_its_client(monkeypatch):
 
 @pytest.mark.django_db
 def test_the_command_adds_a_model_for_one_organization(acme, northwind, tmp_path, capsys):
-    folder = str(weights(tmp_path / "tiny"))
+    folder = str(make_tiny(tmp_path / "tiny"))
     call_command("model_add", "tiny", folder, organization="acme")
-    assert "6 parameters" in capsys.readouterr().out
+    assert f"{PARAMETERS:,} parameters" in capsys.readouterr().out
     assert model_access(acme.viewer, "tiny").organization == acme.organization
     with pytest.raises(NotFound):
         model_access(northwind.owner, "tiny")
