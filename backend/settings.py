@@ -138,8 +138,15 @@ CELERY_TASK_SOFT_TIME_LIMIT = 540
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 3600}
 CELERY_TIMEZONE = "UTC"
+# Checks take minutes; what comes round every half a minute must not wait for them.
+CELERY_TASK_DEFAULT_QUEUE = "periodic"
+CELERY_TASK_ROUTES = {"backend.jobs.tasks.validate_job": {"queue": "validation"}}
 CELERY_BEAT_SCHEDULE = {
-    "jobs.validations_sweep": {"task": "backend.jobs.tasks.validations_sweep", "schedule": 60.0},
+    "jobs.validations_sweep": {
+        "task": "backend.jobs.tasks.validations_sweep",
+        "schedule": 60.0,
+        "options": {"expires": 60.0},
+    },
 }
 CELERY_BEAT_SCHEDULE_FILENAME = str(VAR_DIR / "celerybeat-schedule")
 

@@ -58,6 +58,8 @@ class Job(models.Model):
     last_reward = models.FloatField(null=True, blank=True)
     event_seq = models.BigIntegerField(default=0)
 
+    checks = models.PositiveSmallIntegerField(default=0, help_text="checks of the data that were begun")
+
     created_at = models.DateTimeField(auto_now_add=True)
     queued_at = models.DateTimeField(null=True, blank=True)
     retry_at = models.DateTimeField(null=True, blank=True, help_text="no attempt starts before")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +45,33 @@ def data_check(job: Job) -> int:
     data, folder = Path(source.path), Path(job.base_model.path)
     if not data.exists():
         raise BadData("the file's content is gone")
-    counter = PromptCounter(ChatTokenizer(folder))
+    facts = data.stat()
     limit = job.base_model.context_length - spec.rl.sampling.max_tokens
     try:
         _refuse(check_grader_fields(data, spec.grader))
-        _refuse(check_prompt_lengths(data, counter, limit), _what_limits(job, spec))
+        longest = longest_prompt(
+            data, (facts.st_size, facts.st_mtime_ns), folder, limit, _what_limits(job, spec)
+        )
     except RowProblem as problem:
         raise BadData(str(problem)) from None
     return sizing.run_bytes(
         model=read_config(folder),
         parameters=job.base_model.parameters,
         rl=spec.rl,
-        prompt_tokens=counter.longest,
+        prompt_tokens=longest,
     )
+
+
+@lru_cache(maxsize=1_024)
+def longest_prompt(data: Path, version: tuple[int, int], folder: Path, limit: int, what_limits: str) -> int:
+    """Tokens of the longest prompt; ``BadData`` if that is more than ``limit``.
+
+    It is most of the check's time and the same for every job of a search over other settings, so it is
+    remembered; ``version`` changes with the file.
+    """
+    counter = PromptCounter(ChatTokenizer(folder))
+    _refuse(check_prompt_lengths(data, counter, limit), what_limits)
+    return counter.longest
 
 
 def _what_limits(job: Job, spec: JobSpec) -> str:

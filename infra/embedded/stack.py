@@ -215,7 +215,10 @@ class Stack:
     def _programs(self, manage: tuple[str, str]) -> list[Program]:
         python = sys.executable
         celery = (python, "-m", "celery", "-A", "backend")
-        worker = ["worker", "--pool", "prefork", "-c", "1", "--loglevel", "INFO", "--without-mingle"]
+        worker = [*celery, "worker", "--pool", "prefork", "--loglevel", "INFO", "--without-mingle"]
+        # One tenant has at most one check running: with two, a long file leaves room for the others.
+        validator = [*worker, "-n", "validator@%h", "-Q", "validation", "-c", "2"]
+        periodic = [*worker, "-n", "periodic@%h", "-Q", "periodic", "-c", "1"]
         schedule = str(self.var / "celerybeat-schedule")
         beat = ["beat", "--loglevel", "INFO", "--pidfile", "", "--schedule", schedule]
         listen = ("--host", self.host, "--port", str(self.port))
@@ -223,7 +226,8 @@ class Stack:
         manners = ("--timeout-graceful-shutdown", "2", "--no-access-log")
         return [
             Program("scheduler", [*manage, "run_scheduler"], ready_line="scheduler ready", stop_seconds=12.0),
-            Program("worker", [*celery, *worker], ready_line=" ready."),
+            Program("validator", validator, ready_line=" ready."),
+            Program("periodic", periodic, ready_line=" ready."),
             Program("beat", [*celery, *beat], ready_line="beat: Starting"),
             Program("web", [*uvicorn, *manners], ready_check=self._web_answers),
         ]

@@ -24,6 +24,35 @@ def test_what_is_given_is_not_started(given: dict[str, str], left: tuple[object,
     assert embedded(given) == left
 
 
+def test_what_comes_round_waits_for_no_check_of_data(var: Path) -> None:
+    """Every queue that tasks are routed to has a worker, and checks have one to themselves."""
+    from backend.celery import app
+
+    app.loader.import_default_modules()
+    programs = {
+        program.name: list(program.command) for program in Stack(var)._programs(("python", "manage.py"))
+    }
+    readers = {
+        command[command.index("-Q") + 1]: name for name, command in programs.items() if "-Q" in command
+    }
+    read_by = {
+        name: readers[app.amqp.router.route({}, name)["queue"].name]
+        for name in app.tasks
+        if not name.startswith("celery.")
+    }
+    assert read_by.pop("backend.jobs.tasks.validate_job") == "validator"
+    assert set(read_by.values()) == {"periodic"}
+
+
+def test_what_comes_round_is_dropped_when_its_next_turn_has_come() -> None:
+    from backend.celery import app
+
+    app.loader.import_default_modules()
+    app.finalize()
+    for name, entry in app.conf.beat_schedule.items():
+        assert entry["options"]["expires"] == entry["schedule"], name
+
+
 def test_a_taken_port_is_told_at_once(var: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

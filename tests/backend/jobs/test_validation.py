@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import psycopg
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connection
 from django.utils import timezone
 
@@ -14,6 +17,7 @@ from backend.jobs import sizing, tasks
 from backend.jobs.models import Job, Transition
 from backend.jobs.states import JobStatus, Reason
 from tests import factories
+from workers.models.chat import ChatTokenizer
 from workers.models.config import read_config
 from workers.spec import JobSpec
 
@@ -123,40 +127,118 @@ def test_a_job_cancelled_during_the_check_stays_cancelled(acme, tmp_path, monkey
     assert not Transition.objects.exists()
 
 
-def test_only_one_checks_at_a_time(acme, tmp_path):
-    job = validating(acme, tmp_path)
+@contextmanager
+def being_checked(organization) -> Iterator[None]:
+    """Another connection checks a job of the organization."""
     parameters = connection.get_connection_params()
     names = ("host", "port", "dbname", "user", "password")
     with psycopg.connect(**{name: parameters[name] for name in names if name in parameters}) as other:
-        other.execute("SELECT pg_advisory_lock(%s, %s)", [tasks.LOCK_CLASS, job.pk])
+        other.execute("SELECT pg_advisory_lock(%s, %s)", [tasks.LOCK_CLASS, organization.pk])
+        yield
+        other.execute("SELECT pg_advisory_unlock(%s, %s)", [tasks.LOCK_CLASS, organization.pk])
+
+
+@pytest.fixture
+def sent(monkeypatch) -> list[int]:
+    """Primary keys of the jobs that tasks were sent for."""
+    found: list[int] = []
+    monkeypatch.setattr(tasks.validate_job, "delay", found.append)
+    monkeypatch.setattr(
+        tasks.validate_job, "apply_async", lambda args, expires: found.append(args[0]) if expires == 60 else 0
+    )
+    return found
+
+
+def test_one_check_of_an_organization_at_a_time(acme, northwind, tmp_path, sent):
+    job, theirs = validating(acme, tmp_path), validating(northwind, tmp_path)
+    with being_checked(acme.organization):
         assert checked(job).status == JobStatus.VALIDATING
-        other.execute("SELECT pg_advisory_unlock(%s, %s)", [tasks.LOCK_CLASS, job.pk])
-        assert checked(job).status == JobStatus.QUEUED
+        assert checked(theirs).status == JobStatus.QUEUED
+    assert (job.checks, sent) == (0, [])
+    assert checked(job).status == JobStatus.QUEUED
+
+
+def test_who_has_checked_sends_the_organizations_next(acme, northwind, tmp_path, sent):
+    first, second, third = (validating(acme, tmp_path) for _ in range(3))
+    validating(northwind, tmp_path)
+    checked(first)
+    # A copy of the first one's message must not break the chain, and neither does one for the third.
+    checked(first)
+    checked(third)
+    assert sent == [second.pk] * 3
+    checked(second)
+    assert len(sent) == 3
+
+
+def test_a_check_that_takes_too_long_says_so(acme, tmp_path, monkeypatch):
+    def slow(job):
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(tasks, "data_check", slow)
+    job = checked(validating(acme, tmp_path))
+    assert (job.reason, job.error_param) == (Reason.INVALID_DATA, "training_file")
+    assert job.detail == "checking the rows took more than 30 minutes; send fewer or shorter ones"
+
+
+def test_a_check_that_kills_its_process_is_not_begun_for_ever(acme, tmp_path, monkeypatch):
+    def killed(job):
+        raise SystemExit
+
+    monkeypatch.setattr(tasks, "data_check", killed)
+    job = validating(acme, tmp_path)
+    for _ in range(tasks.MAX_CHECKS):
+        with pytest.raises(SystemExit):
+            tasks.validate_job(job.pk)
+    assert Job.objects.get(pk=job.pk).status == JobStatus.VALIDATING
+    job = checked(job)
+    assert (job.reason, job.detail) == (Reason.INTERNAL, "the check of the data broke off 5 times")
+
+
+def test_the_prompts_of_a_file_are_counted_once(acme, tmp_path, monkeypatch):
+    counted = []
+    count = ChatTokenizer.encode_chat
+    monkeypatch.setattr(
+        ChatTokenizer, "encode_chat", lambda self, messages: counted.append(1) or count(self, messages)
+    )
+    first = validating(acme, tmp_path)
+    again = {"model": first.base_model, "training_file": first.training_file, "status": JobStatus.VALIDATING}
+    second = factories.job(acme.organization, tmp_path, rl={"group_size": 4}, **again)
+    monkeypatch.setattr(tasks.validate_job, "delay", lambda pk: None)
+    assert checked(first).status == checked(second).status == JobStatus.QUEUED
+    assert len(counted) == len(ROWS)
+    other_limit = factories.job(acme.organization, tmp_path, rl={"sampling": {"max_tokens": 120}}, **again)
+    assert checked(other_limit).detail.startswith("row 1: the prompt has 9 tokens, the limit is 8")
+    factories.write_rows(tmp_path / first.training_file.filename, [factories.row("x" * 65, answer="1")])
+    changed = factories.job(acme.organization, tmp_path, **again)
+    assert checked(changed).detail.startswith("row 1: the prompt has 65 tokens")
 
 
 @pytest.mark.parametrize(
-    ("age", "status", "sent"),
+    ("age", "status", "is_sent"),
     [
         (timedelta(seconds=30), JobStatus.VALIDATING, False),
         (timedelta(seconds=90), JobStatus.VALIDATING, True),
+        (timedelta(hours=9), JobStatus.VALIDATING, True),
         (timedelta(seconds=90), JobStatus.QUEUED, False),
     ],
 )
-def test_the_sweep_sends_what_the_broker_lost(age, status, sent, acme, tmp_path, monkeypatch):
+def test_the_sweep_sends_what_the_broker_lost(age, status, is_sent, acme, tmp_path, sent):
     job = factories.job(acme.organization, tmp_path, status=status)
     Job.objects.filter(pk=job.pk).update(created_at=timezone.now() - age)
-    delayed = []
-    monkeypatch.setattr(tasks.validate_job, "delay", delayed.append)
     tasks.validations_sweep()
-    assert delayed == ([job.pk] if sent else [])
+    assert sent == ([job.pk] if is_sent else [])
 
 
-def test_the_sweep_gives_up_after_an_hour(acme, northwind, tmp_path, monkeypatch):
-    job = factories.job(acme.organization, tmp_path, status=JobStatus.VALIDATING)
-    fresh = factories.job(northwind.organization, tmp_path, status=JobStatus.VALIDATING)
-    Job.objects.filter(pk=job.pk).update(created_at=timezone.now() - timedelta(hours=2))
-    monkeypatch.setattr(tasks.validate_job, "delay", lambda pk: pytest.fail("sent again"))
+def test_the_sweep_sends_one_job_of_each_organization_that_has_no_check(acme, northwind, tmp_path, sent):
+    jobs = [
+        factories.job(tenant.organization, tmp_path, status=JobStatus.VALIDATING)
+        for tenant in (acme, acme, northwind, northwind)
+    ]
+    Job.objects.update(created_at=timezone.now() - timedelta(hours=2))
+    with being_checked(acme.organization):
+        tasks.validations_sweep()
+        assert sent == [jobs[2].pk]
     tasks.validations_sweep()
-    job.refresh_from_db()
-    fresh.refresh_from_db()
-    assert (job.status, job.reason, fresh.status) == ("failed", "internal", "validating_files")
+    assert sent[1:] == [jobs[0].pk, jobs[2].pk]
+    # Waiting behind others is no fault of the job's, however long it takes.
+    assert not Job.objects.exclude(status=JobStatus.VALIDATING).exists()
