@@ -72,6 +72,11 @@ def residents() -> QuerySet[Resident]:
     return Resident.objects.select_related("device").order_by("id")
 
 
+#: A neighbour that began longer before is not shown: without a bound the scan for neighbours, newest first,
+#: would read a device's whole history.
+LONGEST_SUBSTAGE = timedelta(hours=1)
+
+
 def job_timeline(
     job: Job, *, since: datetime | None = None, until: datetime | None = None, limit: int = 2000
 ) -> list[dict[str, Any]]:
@@ -86,11 +91,10 @@ def job_timeline(
         return []
     first, last = min(row["started_at"] for row in mine), max(row["ended_at"] for row in mine)
     used = {row["device__name"] for row in mine if row["device__name"]}
-    others = (
-        _interval(SubStage.objects.filter(device__name__in=used, ended_at__isnull=False), first, last)
-        .exclude(job=job)
-        .order_by("-started_at")[:limit]
+    beside = SubStage.objects.filter(
+        device__name__in=used, ended_at__isnull=False, started_at__gte=first - LONGEST_SUBSTAGE
     )
+    others = _interval(beside, first, last).exclude(job=job).order_by("-started_at")[:limit]
     rows = [_timeline_row(row, mine=True) for row in mine]
     rows += [_timeline_row(row, mine=False) for row in _timeline_values(others)]
     return sorted(rows, key=lambda row: row["started_at"])

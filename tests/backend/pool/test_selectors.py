@@ -3,19 +3,21 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from backend.jobs.models import Attempt, Job
 from backend.jobs.states import AttemptStatus, JobStatus
 from backend.pool.models import Device, Placement
-from backend.pool.selectors import attempts_on_lost_devices, devices, stale_placements
+from backend.pool.selectors import attempts_on_lost_devices, devices, job_timeline, stale_placements
 from backend.pool.services import placements_open
 from backend.pool.states import DeviceState
 from scheduler.core.plan import plan
 from scheduler.core.state import Policy, RefusalCode
 from scheduler.shell.observe import observe
 from tests import factories
-from tests.backend.metering.conftest import at, finish, grant, make_device
+from tests.backend.metering.conftest import at, finish, grant, make_device, ran
 
 DAY = timedelta(days=1)
 
@@ -86,3 +88,21 @@ def test_a_job_that_needs_devices_which_are_gone_for_good_is_told_so(device, tmp
     assert refusal() == RefusalCode.NO_DEVICES
     lose(lost, timezone.now() - 2 * DAY)
     assert refusal() == RefusalCode.NEVER_FITS_DEVICES
+
+
+def test_a_timeline_shows_neighbours_and_reads_no_further_back_than_they_can_reach(device, ada, bob):
+    first, hour = 10 * 3600, 3600
+    ran(bob, device, 1, first + 5, share=0.1)
+    neighbour = ran(bob, device, first - hour + 1, first + 5, share=0.4)
+    mine = ran(ada, device, first, first + 10, share=0.5)
+    ran(bob, device, first + 11, first + 12)
+    with CaptureQueriesContext(connection) as captured:
+        rows = job_timeline(ada.job)
+    assert [(row["started_at"], row["mine"]) for row in rows] == [
+        (neighbour.started_at, False),
+        (mine.started_at, True),
+    ]
+    # Both ends of the index scan are bounded, so that it does not walk through the device's history.
+    sql = captured.captured_queries[-1]["sql"]
+    assert '"started_at" >= ' in sql
+    assert '"started_at" <= ' in sql
