@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from backend.jobs.events import event_add
 from backend.jobs.models import Attempt, Event
+from backend.jobs.states import AttemptStatus
 from backend.notify.services import SCHEDULER, ring
 from backend.pool.fairness import service_add
 from backend.pool.models import Decision, Device, Node, Placement, Resident, ServiceInterval, SubStage
@@ -129,9 +130,14 @@ def device_return(*, device: Device) -> bool:
 
 
 def placements_open(*, attempt: Attempt, devices: Sequence[Device], reason: str, now: datetime) -> bool:
-    """Give worker ``w`` of the attempt ``devices[w]``: all of them, or none when one is taken."""
+    """Give worker ``w`` of the attempt ``devices[w]``: all of them, or none.
+
+    None when the attempt stops or is over, when a device is not READY, or when one is taken.
+    """
     try:
         with transaction.atomic():
+            if not _lock_for_hold(attempt, devices):
+                return False
             Placement.objects.bulk_create(
                 Placement(attempt=attempt, device=device, worker=worker, reason=reason[:300], opened_at=now)
                 for worker, device in enumerate(devices)
@@ -140,6 +146,15 @@ def placements_open(*, attempt: Attempt, devices: Sequence[Device], reason: str,
     except IntegrityError:
         return False
     return True
+
+
+def _lock_for_hold(attempt: Attempt, devices: Sequence[Device]) -> bool:
+    """Lock the attempt, then the devices in order: nobody ends the one or loses the others meanwhile."""
+    live = Attempt.objects.filter(pk=attempt.pk, status__in=[AttemptStatus.STARTING, AttemptStatus.RUNNING])
+    if not live.select_for_update(no_key=True):
+        return False
+    ready = Device.objects.filter(pk__in=[device.pk for device in devices], state=DeviceState.READY)
+    return len(ready.select_for_update(no_key=True).order_by("pk")) == len(devices)
 
 
 @transaction.atomic
