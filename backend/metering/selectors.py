@@ -1,24 +1,22 @@
 """Reading the ledger: what a job and a tenant pay, and whether the books add up.
 
-Whoever asks has passed the tenants' door: a job or an organization comes from its access function.
+Whoever asks has passed the tenants' door: a job comes from its access function.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, Literal
+from datetime import datetime
+from typing import Any
 
-from django.db.models import F, Q, QuerySet, Sum
-from django.db.models.functions import TruncDate
+from django.db.models import Q, QuerySet, Sum
 
 from backend.jobs.models import Job
 from backend.metering.division import device_price, occupant_price, share_ppm, to_us
 from backend.metering.models import AttemptCredit, UsageRecord
 from backend.pool.models import Device, SubStage
 from backend.pool.states import SubStageStatus
-from backend.tenants.models import Organization
 
 Entry = UsageRecord.Entry
 
@@ -55,24 +53,6 @@ def job_live_cost(job: Job, now: datetime) -> dict[str, int]:
         "estimate_micro_usd": estimate,
         "total_micro_usd": ledger + estimate,
     }
-
-
-def organization_usage(
-    organization: Organization, start: datetime, end: datetime, by: Literal["day", "job", "kind"]
-) -> list[dict[str, Any]]:
-    """What began in [start, end) by ``day`` (UTC), ``job`` (public id) or ``kind``, as in job_cost."""
-    records = UsageRecord.objects.filter(
-        organization=organization, entry__in=BILLED, started_at__gte=start, started_at__lt=end
-    )
-    match by:
-        case "day":
-            return list(_sums(records.annotate(day=TruncDate("started_at", tzinfo=UTC)), "day"))
-        case "job":
-            rows = _sums(records.annotate(public_id=F("job__public_id")), "public_id")
-            return [{"job": row.pop("public_id"), **row} for row in rows]
-        case "kind":
-            return list(_sums(records, "kind"))
-    raise ValueError(f"by must be day, job or kind; got {by!r}")
 
 
 @dataclass(frozen=True, slots=True)

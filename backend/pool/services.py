@@ -17,7 +17,6 @@ from django.utils import timezone
 from backend.jobs.events import event_add
 from backend.jobs.models import Attempt, Event
 from backend.jobs.states import AttemptStatus
-from backend.notify.services import SCHEDULER, ring
 from backend.pool.fairness import service_add
 from backend.pool.models import Decision, Device, Node, Placement, Resident, ServiceInterval, SubStage
 from backend.pool.states import DeviceState, SubStageStatus
@@ -114,19 +113,6 @@ def node_gone(*, node: Node) -> None:
 def _devices_lose(devices: QuerySet[Device], now: datetime) -> None:
     Resident.objects.filter(device__in=devices).delete()
     devices.exclude(state=DeviceState.LOST).update(state=DeviceState.LOST, lost_at=now)
-
-
-def device_drain(*, device: Device) -> bool:
-    """Let the device finish what it runs and give it nothing more."""
-    changed = Device.objects.filter(pk=device.pk, state=DeviceState.READY).update(state=DeviceState.DRAINING)
-    ring(SCHEDULER, why="device drained")
-    return bool(changed)
-
-
-def device_return(*, device: Device) -> bool:
-    changed = Device.objects.filter(pk=device.pk, state=DeviceState.DRAINING).update(state=DeviceState.READY)
-    ring(SCHEDULER, why="device returned")
-    return bool(changed)
 
 
 def placements_open(*, attempt: Attempt, devices: Sequence[Device], reason: str, now: datetime) -> bool:

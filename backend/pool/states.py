@@ -7,7 +7,6 @@ from enum import StrEnum
 
 class DeviceState(StrEnum):
     READY = "ready"
-    DRAINING = "draining"
     LOST = "lost"
 
 

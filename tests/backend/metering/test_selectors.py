@@ -1,16 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import astuple
-from datetime import date
 
-import pytest
-
-from backend.metering.selectors import accounting, job_cost, job_live_cost, organization_usage
+from backend.metering.selectors import accounting, job_cost, job_live_cost
 from backend.metering.services import attempt_credit, device_meter, pool_meter
 from backend.pool.models import Device
 from tests.backend.metering.conftest import at, grant, make_device, ran
-
-DAY = 86_400
 
 
 def amounts(micro_usd: int, device_seconds: float, credit: int = 0) -> dict[str, float | int]:
@@ -40,30 +35,6 @@ def test_a_jobs_cost_by_kind_and_net_of_credits(device, ada, bob):
 
 def test_a_job_that_has_not_run_costs_nothing(ada):
     assert job_cost(ada.job) == {"total": amounts(0, 0)}
-
-
-def test_usage_of_one_organization(device, ada, bob, stranger):
-    ran(ada, device, 1, 3, kind="decode")
-    ran(bob, device, 4, 5)
-    ran(ada, device, DAY, DAY + 1, kind="update")
-    device_meter(device_id=device.pk, until=at(2 * DAY))
-    organization = ada.job.organization
-    whole = (organization, at(0), at(2 * DAY))
-    assert organization_usage(*whole, by="day") == [
-        {"day": date(2026, 3, 1), **amounts(2000, 2.0)},
-        {"day": date(2026, 3, 2), **amounts(1000, 1.0)},
-    ]
-    assert organization_usage(*whole, by="job") == [{"job": ada.job.public_id, **amounts(3000, 3.0)}]
-    assert organization_usage(*whole, by="kind") == [
-        {"kind": "decode", **amounts(2000, 2.0)},
-        {"kind": "update", **amounts(1000, 1.0)},
-    ]
-    assert organization_usage(organization, at(1), at(DAY), by="kind") == [
-        {"kind": "decode", **amounts(2000, 2.0)}
-    ]
-    assert organization_usage(stranger, at(0), at(2 * DAY), by="job") == []
-    with pytest.raises(ValueError, match="by must be day, job or kind"):
-        organization_usage(*whole, by="week")
 
 
 def test_live_cost_is_the_ledger_and_what_runs(device, ada, bob):
