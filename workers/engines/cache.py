@@ -16,8 +16,7 @@ from torch.nn import functional
 from workers.engines.decoder import Attend
 from workers.engines.packed import PackedBatch, packed_attention
 from workers.models.config import ModelConfig
-
-ROUND = 32
+from workers.models.limits import KV_ROUND
 
 
 class Pool:
@@ -59,7 +58,7 @@ def bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
 
 
 def rounded(length: int) -> int:
-    return -(-length // ROUND) * ROUND
+    return -(-length // KV_ROUND) * KV_ROUND
 
 
 def prefill_attention(batch: PackedBatch, pool: Pool, source: Tensor, rows: Tensor, places: Tensor) -> Attend:

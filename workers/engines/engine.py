@@ -23,16 +23,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from workers.engines.cache import ROUND, Pool, decode_attention, prefill_attention, rounded
+from workers.engines.cache import Pool, decode_attention, prefill_attention, rounded
 from workers.engines.decoder import Adapters, head_logits, hidden_states
 from workers.engines.errors import NotFinite
 from workers.engines.lora import check, join, side_by_side
-from workers.engines.packed import pack
+from workers.engines.packed import PaddedArea, pack
 from workers.engines.sampling import sample, stream_state, uniforms
 from workers.engines.sequences import Progress, Request
 from workers.engines.sequences import Sequence as Sampled
 from workers.engines.weights import Weights, blocked, from_state_dict
 from workers.models.chat import ChatTokenizer, StopText
+from workers.models.limits import KV_TOKENS, longest_sequence
 
 
 @dataclass
@@ -63,7 +64,7 @@ class TorchEngine:
         tokenizer: ChatTokenizer | None = None,
         *,
         max_batch: int = 256,
-        kv_tokens: int = 65_536,
+        kv_tokens: int = KV_TOKENS,
     ) -> None:
         """``tokenizer`` is needed for stop texts only."""
         self._weights = blocked(weights)
@@ -143,7 +144,7 @@ class TorchEngine:
     def _check(self, sequence: Sampled, taken: set[tuple[str, tuple[int, ...]]]) -> None:
         request, config = sequence.request, self._weights.config
         name = f"sequence {request.key} of run {request.run_key}"
-        limit = min(config.context, self._kv_tokens // ROUND * ROUND)
+        limit = longest_sequence(config.context, self._kv_tokens)
         if request.run_key not in self._runs:
             raise ValueError(f"{name}: the run is not open")
         if (request.run_key, request.key) in taken:
@@ -206,7 +207,7 @@ class TorchEngine:
     ) -> Progress:
         """Compute waiting prompts and sample each sequence's next token, as far as rows and memory allow.
 
-        A prompt longer than ``max_tokens_per_forward`` is computed alone in one pass.
+        Padding counts towards ``max_tokens_per_forward``; a longer sequence is computed alone in one pass.
         """
         run = self._run(run_key)
         progress = Progress()
@@ -296,20 +297,17 @@ class TorchEngine:
         length = max((rounded(row.sequence.longest) for row in run.running), default=0)
         others = sum(other.pool.tokens for other in self._runs.values() if other is not run)
         taken: list[_Row] = []
-        new_prompts: set[tuple[int, ...]] = set()
-        tokens = 0
+        area = PaddedArea()
         for row in list(run.waiting)[: max(0, free_rows)]:
-            request = row.sequence.request
-            tokens += len(row.sequence.tokens) + (0 if request.prompt in new_prompts else len(request.prompt))
+            area_with = area.plus(row.sequence.request.prompt, len(row.sequence.tokens))
             length_with = max(length, rounded(row.sequence.longest))
             needed = (len(run.running) + len(taken) + 1) * length_with
             if others + needed > self._kv_tokens and others:
                 others = self._trim(run)
-            if others + needed > self._kv_tokens or (taken and tokens > max_tokens):
+            if others + needed > self._kv_tokens or (taken and area_with.tokens > max_tokens):
                 break
-            new_prompts.add(request.prompt)
             taken.append(row)
-            length = length_with
+            area, length = area_with, length_with
         if taken:
             count = len(run.running) + len(taken)
             if (

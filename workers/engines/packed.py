@@ -49,6 +49,31 @@ class PackedBatch:
         return config.layers * (tokens * (streams + projections) + scores)
 
 
+@dataclass(frozen=True)
+class PaddedArea:
+    """What a batch to be packed takes inside attention, where every prompt and row is as long as the longest.
+
+    ``tokens`` bounds the memory: attention holds at most ``tokens`` x the longest context numbers per head.
+    """
+
+    prompts: frozenset[Sequence[int]] = frozenset()
+    prompt_length: int = 0
+    rows: int = 0
+    row_length: int = 0
+
+    def plus(self, prompt: Sequence[int], row_length: int) -> PaddedArea:
+        return PaddedArea(
+            self.prompts | {prompt},
+            max(self.prompt_length, len(prompt)),
+            self.rows + 1,
+            max(self.row_length, row_length),
+        )
+
+    @property
+    def tokens(self) -> int:
+        return len(self.prompts) * self.prompt_length + self.rows * self.row_length
+
+
 def pack(
     prompts: Sequence[Sequence[int]], rows: Sequence[tuple[int, Sequence[int]]], device: torch.device
 ) -> PackedBatch:

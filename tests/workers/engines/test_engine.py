@@ -12,6 +12,7 @@ from tests.workers.engines.adapters import logits, random_adapter
 from workers.engines.engine import TorchEngine
 from workers.engines.errors import NotFinite
 from workers.engines.lora import join
+from workers.engines.packed import PackedBatch, pack
 from workers.engines.sequences import Request
 from workers.engines.sequences import Sequence as Sampled
 from workers.engines.weights import Weights
@@ -156,6 +157,29 @@ def test_prefill_is_cut_at_the_tokens_per_forward(engine: TorchEngine) -> None:
     progress = engine.prefill("base", max_tokens_per_forward=25, should_stop=stop_at_second)
     assert (progress.prompt_tokens, progress.running, progress.waiting) == (20, 2, 3)
     assert engine.prefill("base", max_tokens_per_forward=25).running == 5
+
+
+def test_a_forward_is_bounded_with_its_padding(tiny: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One long prompt among short ones, one long completion to replay among fresh ones."""
+    engine = TorchEngine(tiny, kv_tokens=65_536)
+    engine.open("a")
+    packed: list[PackedBatch] = []
+
+    def spy(*arguments: object) -> PackedBatch:
+        packed.append(pack(*arguments))  # type: ignore[arg-type]
+        return packed[-1]
+
+    monkeypatch.setattr("workers.engines.engine.pack", spy)
+    short = [request("a", key, prompt=[key + 5] * 10) for key in range(20)]
+    engine.submit([short[0], request("a", 90, prompt=[7] * 100), *short[1:]])
+    replayed = Sampled(request("a", 91, prompt=[8] * 10, max_tokens=90), [9] * 80, [-1.0] * 80, [0] * 80)
+    engine.import_([replayed, *(Sampled(request("a", key, prompt=[8] * 10)) for key in range(30, 40))])
+    assert engine.prefill("a", max_tokens_per_forward=120).prompt_tokens == 20 * 10 + 100 + 10 + 80 + 10
+    for batch in packed:
+        padded = batch.prompt_pad_PL.numel() + batch.row_pad_RL.numel()
+        assert padded <= 120 or len(batch.row_prompt_R) == 1
+    assert sum(len(batch.row_prompt_R) for batch in packed) == 32
+    assert len(packed) < 8
 
 
 def test_stop_id_ends_a_sequence_and_is_kept(engine: TorchEngine) -> None:
