@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeVar
 
 T = TypeVar("T")
+
+#: A micro-batch's memory grows with its padded tokens times the longest sequence.
+MICRO_BATCH_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -102,14 +105,33 @@ def split_updates(batch: Batch, updates: int) -> list[Batch]:
     return [batch.select([i for i, group in enumerate(batch.groups) if group in part]) for part in parts]
 
 
-def micro_batch_indices(batch: Batch, size: int) -> list[list[int]]:
-    """At most ``size`` samples each, neighbours of one group together (their prompt is computed once), long
-    ones
-    with long ones; the same batch always gives the same split."""
+def micro_batch_indices(batch: Batch, size: int, tokens: int = MICRO_BATCH_TOKENS) -> list[list[int]]:
+    """At most ``size`` samples each, and at most ``tokens`` with their padding unless it is one sample alone.
+
+    Neighbours of one group together (their prompt is computed once), long ones with long ones; the same batch
+    always gives the same split.
+    """
     order = sorted(
         range(len(batch)), key=lambda index: (batch.groups[index], -len(batch.completions[index]), index)
     )
-    return [order[start : start + size] for start in range(0, len(order), size)]
+    parts: list[list[int]] = []
+    prompts: set[tuple[int, ...]] = set()
+    for index in order:
+        prompts |= {batch.prompts[index]}
+        joined = [*parts[-1], index] if parts else []
+        if not joined or len(joined) > size or padded_tokens(batch, joined, prompts) > tokens:
+            parts.append([index])
+            prompts = {batch.prompts[index]}
+        else:
+            parts[-1] = joined
+    return parts
+
+
+def padded_tokens(batch: Batch, indices: Sequence[int], prompts: Collection[tuple[int, ...]]) -> int:
+    """What attention holds of these samples: each prompt once and before each completion, all padded."""
+    prompt = max(map(len, prompts))
+    completion = max(len(batch.completions[index]) for index in indices)
+    return len(prompts) * prompt + len(indices) * (prompt + completion)
 
 
 def micro_batches(batch: Batch, size: int) -> list[Batch]:

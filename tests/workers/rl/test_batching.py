@@ -48,6 +48,15 @@ def test_micro_batches_keep_groups_together_and_lose_nothing() -> None:
     assert micro_batch_indices(whole, 2) == indices
 
 
+def test_micro_batches_are_bounded_in_padded_tokens() -> None:
+    # One token of prompt each. Three of one group: 1 + 3 x (1 + 4) = 16; with the next group 2 + 4 x 5 = 22.
+    whole = batch([0, 0, 0, 1, 1, 2], [4, 4, 4, 4, 1, 40])
+    assert micro_batch_indices(whole, 8, tokens=22) == [[0, 1, 2, 3], [4], [5]]
+    assert micro_batch_indices(whole, 8, tokens=21) == [[0, 1, 2], [3, 4], [5]]
+    assert micro_batch_indices(whole, 8, tokens=1) == [[0], [1], [2], [3], [4], [5]]
+    assert max(map(len, micro_batch_indices(batch([0] * 64, [500] * 64), 64))) == 16
+
+
 def test_old_and_reference_logprobs_travel_with_their_samples() -> None:
     whole = batch([0, 1], [1, 2]).with_logprobs(old=[[-1.0], [-2.0, -3.0]])
     assert whole.with_logprobs(reference=[[0.0], [0.0, 0.0]]).select([1]).old_logprobs == [[-2.0, -3.0]]
