@@ -31,9 +31,3 @@ def group_advantages(rewards_G: Sequence[float], valid_G: Sequence[bool], normal
     if normalize:
         centred = centred / (used.std() + EPSILON)
     return [float(value) for value in centred]
-
-
-def zero_variance(rewards_G: Sequence[float], valid_G: Sequence[bool]) -> bool:
-    """Whether the group teaches nothing because all rewards that count are equal."""
-    used = [reward for reward, valid in zip(rewards_G, valid_G, strict=True) if valid and reward == reward]
-    return len(set(used)) <= 1

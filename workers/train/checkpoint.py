@@ -44,26 +44,12 @@ def write(parent: Path, step: int, state: Mapping[str, Any], save: Callable[[Pat
     return final
 
 
-def latest(parent: Path) -> Path | None:
-    found = checkpoints(parent)
-    return found[-1] if found else None
-
-
 def checkpoints(parent: Path) -> list[Path]:
     """The complete checkpoints, oldest step first."""
     if not parent.exists():
         return []
     steps = {int(match[1]): path for path in parent.iterdir() if (match := NAME.fullmatch(path.name))}
     return [steps[step] for step in sorted(steps)]
-
-
-def read(folder: Path) -> dict[str, Any]:
-    """The checkpoint's ``state.json``; ``ValueError`` when it is no checkpoint."""
-    try:
-        state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{folder} is not a checkpoint: {error}") from None
-    return dict(state)
 
 
 def prune(parent: Path, keep: int) -> list[Path]:

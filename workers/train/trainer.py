@@ -12,7 +12,7 @@ through the rollout engine's decoder, with each prompt computed once for all its
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -38,27 +38,37 @@ from workers.train.parameters import (
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over trained tokens, to be added over micro-batches and workers; ``mismatch_max`` is a maximum."""
+    """Sums over trained tokens, to be added over micro-batches and workers; ``mismatch_max`` is a maximum.
+
+    ``kl`` is None where there was no reference to measure it against.
+    """
 
     tokens: int = 0
     loss: float = 0.0
-    kl: float = 0.0
+    kl: float | None = None
     entropy: float = 0.0
     clipped: float = 0.0
     mismatch: float = 0.0
     mismatch_max: float = 0.0
 
     def __add__(self, other: Sums) -> Sums:
-        added = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
-        added["mismatch_max"] = max(self.mismatch_max, other.mismatch_max)
-        return Sums(**added)
+        measured = [sums.kl for sums in (self, other) if sums.kl is not None]
+        return Sums(
+            tokens=self.tokens + other.tokens,
+            loss=self.loss + other.loss,
+            kl=sum(measured) if measured else None,
+            entropy=self.entropy + other.entropy,
+            clipped=self.clipped + other.clipped,
+            mismatch=self.mismatch + other.mismatch,
+            mismatch_max=max(self.mismatch_max, other.mismatch_max),
+        )
 
     def metrics(self) -> dict[str, float]:
         """The step's metrics by their names in ``workers.protocol.METRICS``. ``loss`` is averaged already."""
         count = max(1, self.tokens)
-        return {
+        measured = {} if self.kl is None else {"kl": self.kl / count}
+        return measured | {
             "loss": self.loss,
-            "kl": self.kl / count,
             "entropy": self.entropy / count,
             "clip_fraction": self.clipped / count,
             "mismatch": self.mismatch / count,
@@ -94,15 +104,7 @@ class TorchTrainer:
             parameters: Parameters = open_lora(self._base, spec.tuning, seed)
         else:
             parameters = open_full(self._base)
-        optimizer = torch.optim.AdamW(
-            list(parameters.named.values()),
-            lr=spec.learning_rate,
-            betas=(spec.optimizer.beta1, spec.optimizer.beta2),
-            eps=spec.optimizer.eps,
-            weight_decay=spec.optimizer.weight_decay,
-            fused=True,
-        )
-        self._runs[run_key] = _Run(spec, parameters, optimizer)
+        self._runs[run_key] = _Run(spec, parameters, _optimizer(spec, parameters))
 
     def close(self, run_key: str) -> None:
         """Forget the run; closing an unknown run does nothing."""
@@ -213,6 +215,22 @@ class TorchTrainer:
         run.optimizer.zero_grad()
 
 
+def _optimizer(spec: RLConfig, parameters: Parameters) -> torch.optim.AdamW:
+    """AdamW (https://arxiv.org/abs/1711.05101); only matrices decay, norms and biases do not."""
+    matrices = [tensor for tensor in parameters.named.values() if tensor.ndim > 1]
+    vectors = [tensor for tensor in parameters.named.values() if tensor.ndim == 1]
+    groups = [{"params": matrices, "weight_decay": spec.optimizer.weight_decay}]
+    if vectors:
+        groups.append({"params": vectors, "weight_decay": 0.0})
+    return torch.optim.AdamW(
+        groups,
+        lr=spec.learning_rate,
+        betas=(spec.optimizer.beta1, spec.optimizer.beta2),
+        eps=spec.optimizer.eps,
+        fused=True,
+    )
+
+
 def _forward(
     weights: Weights, adapters: Adapters | None, batch: Batch, temperature: float, keep: int
 ) -> tuple[Tensor, Tensor]:
@@ -260,7 +278,7 @@ def _loss(
     weights = per_token(token_weights(lengths, spec.loss.average, denominator))
     advantages = per_token(torch.tensor(micro.advantages, dtype=torch.float64))
     losses, clipped = clipped_policy_loss(logprobs, old, advantages, spec.loss.clip_low, spec.loss.clip_high)
-    kl_sum = 0.0
+    kl_sum = None
     if micro.reference_logprobs is not None:
         divergence = k3(logprobs, column(micro.reference_logprobs))
         kl_sum = float(divergence.detach().sum())

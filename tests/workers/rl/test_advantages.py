@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from workers.rl.advantages import group_advantages, zero_variance
-from workers.rl.masks import kept_samples
+from workers.rl.advantages import group_advantages
 
 
 def test_mean_and_deviation_by_hand() -> None:
@@ -21,7 +20,6 @@ def test_mean_and_deviation_by_hand() -> None:
 def test_equal_rewards_teach_exactly_nothing(normalize: bool) -> None:
     # The mean of three times 0.1 is not 0.1 in floating point.
     assert group_advantages([0.1] * 3, [True] * 3, normalize) == [0.0, 0.0, 0.0]
-    assert zero_variance([0.1] * 3, [True] * 3)
 
 
 def test_failed_and_not_finite_samples_stay_out() -> None:
@@ -33,15 +31,8 @@ def test_failed_and_not_finite_samples_stay_out() -> None:
 def test_fewer_than_two_that_count() -> None:
     assert group_advantages([1.0, 5.0], [True, False], normalize=False) == [0.0, 0.0]
     assert group_advantages([1.0, 5.0], [False, False], normalize=True) == [0.0, 0.0]
-    assert zero_variance([1.0, 5.0], [True, False])
 
 
 def test_lengths_must_agree() -> None:
     with pytest.raises(ValueError, match="2 rewards but 1"):
         group_advantages([1.0, 2.0], [True], normalize=True)
-
-
-def test_kept_samples() -> None:
-    finishes, valid = ["stop", "length", "length", "stop"], [True, True, False, False]
-    assert kept_samples(finishes, valid, mask_truncated=False) == [True, True, False, False]
-    assert kept_samples(finishes, valid, mask_truncated=True) == [True, False, False, False]

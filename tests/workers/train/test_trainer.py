@@ -231,15 +231,18 @@ def test_step_is_adamw_with_clipping(tuning: str, tiny: Weights) -> None:
     copies = {
         name: tensor.detach().clone().requires_grad_() for name, tensor in trainer.parameters("run").items()
     }
-    reference = torch.optim.AdamW(
-        copies.values(), lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, foreach=False
-    )
+    still = [copy for name, copy in copies.items() if name.endswith(("norm", "_bias"))]
+    decaying = [copy for name, copy in copies.items() if not name.endswith(("norm", "_bias"))]
+    assert bool(still) == (tuning == "full")
+    groups = [{"params": decaying, "weight_decay": 0.1}, {"params": still, "weight_decay": 0.0}]
+    reference = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, foreach=False)
     for rate in (1e-2, 3e-3):
         train(trainer, batch)
         for name, gradient in gradients(trainer).items():
             copies[name].grad = gradient
         norm = torch.nn.utils.clip_grad_norm_(copies.values(), 0.01)
-        reference.param_groups[0]["lr"] = rate
+        for group in reference.param_groups:
+            group["lr"] = rate
         reference.step()
         assert trainer.optim_step("run", rate) == pytest.approx(float(norm), rel=1e-5)
         assert float(norm) > 0.01
@@ -286,6 +289,17 @@ def test_penalty_without_reference_is_refused(tiny: Weights) -> None:
     trainer = opened(tiny, config(loss={"kl_beta": 0.1}))
     with pytest.raises(ValueError, match="needs reference log-probs"):
         train(trainer, rollout(tiny, None, 1.0))
+
+
+def test_kl_is_reported_only_where_it_was_measured(tiny: Weights) -> None:
+    batch = rollout(tiny, None, 1.0)
+    trainer = opened(tiny, config())
+    assert "kl" not in train(trainer, batch).metrics()
+    reference = batch.with_logprobs(reference=trainer.logprobs("run", batch, reference=True))
+    measured = train(trainer, reference).metrics()["kl"]
+    assert measured > 0
+    # A worker that had nothing to train adds nothing.
+    assert (Sums() + Sums(tokens=4, kl=2.0) + Sums(tokens=4, kl=1.0)).metrics()["kl"] == 0.375
 
 
 # ---------------------------------------------------------------- formats and resuming
