@@ -1,4 +1,4 @@
-"""The ledger: append-only, in whole micro-dollars. Tenants + idle = capacity x time, on every device."""
+"""The ledger: append-only, in whole micro-dollars. Tenants + idle = capacity x time in service."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from backend.jobs.models import Attempt, Event
 from backend.jobs.states import AttemptStatus
 from backend.pool.fairness import service_add
 from backend.pool.models import Decision, Device, Node, Placement, Resident, ServiceInterval, SubStage
-from backend.pool.states import DeviceState, SubStageStatus
+from backend.pool.states import DeviceState, SubStageStatus, substage_before
 from workers.protocol import Finished, Offer
 
 
@@ -183,7 +183,9 @@ def substage_grant(
     *, attempt_id: int, node: str, device: Device | None, share: float, action_id: str, now: datetime
 ) -> bool:
     return bool(
-        SubStage.objects.filter(attempt_id=attempt_id, node=node, status=SubStageStatus.READY).update(
+        SubStage.objects.filter(
+            attempt_id=attempt_id, node=node, status__in=substage_before(SubStageStatus.GRANTED)
+        ).update(
             status=SubStageStatus.GRANTED, device=device, share=share, action_id=action_id, granted_at=now
         )
     )
@@ -199,7 +201,7 @@ def substage_finish(*, attempt: Attempt, finished: Finished, now: datetime) -> S
     substage = (
         SubStage.objects.select_for_update(of=("self",))
         .select_related("device")
-        .filter(attempt=attempt, node=finished.node, status=SubStageStatus.GRANTED)
+        .filter(attempt=attempt, node=finished.node, status__in=substage_before(SubStageStatus.DONE))
         .first()
     )
     if substage is None:
@@ -238,9 +240,9 @@ def _utc(seconds: float) -> datetime:
 
 def substages_lose(*, attempt: Attempt) -> int:
     """The attempt is over: what it had offered or begun will not be reported."""
-    return SubStage.objects.filter(
-        attempt=attempt, status__in=[SubStageStatus.READY, SubStageStatus.GRANTED]
-    ).update(status=SubStageStatus.LOST)
+    return SubStage.objects.filter(attempt=attempt, status__in=substage_before(SubStageStatus.LOST)).update(
+        status=SubStageStatus.LOST
+    )
 
 
 def resident_use(*, device: Device, weights_key: str, weights_bytes: int, now: datetime) -> None:

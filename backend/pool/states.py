@@ -23,3 +23,8 @@ SUBSTAGE_EDGES: dict[tuple[SubStageStatus, SubStageStatus], str] = {
     (SubStageStatus.GRANTED, SubStageStatus.DONE): "The pipeline reported when it started and ended.",
     (SubStageStatus.GRANTED, SubStageStatus.LOST): "Its attempt ended while it ran.",
 }
+
+
+def substage_before(new: SubStageStatus) -> list[SubStageStatus]:
+    """The statuses from which a sub-stage may become ``new``."""
+    return [old for old, following in SUBSTAGE_EDGES if following is new]
