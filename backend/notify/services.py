@@ -26,4 +26,6 @@ def ring_many(channel: str, payloads: Sequence[Mapping[str, int | str]]) -> None
     if payloads:
         with connection.cursor() as cursor:
             texts = [json.dumps(payload) for payload in payloads]
-            cursor.execute("SELECT count(pg_notify(%s, said)) FROM unnest(%s::text[]) AS said", [channel, texts])
+            cursor.execute(
+                "SELECT count(pg_notify(%s, said)) FROM unnest(%s::text[]) AS said", [channel, texts]
+            )

@@ -28,15 +28,19 @@ def devices() -> QuerySet[Device]:
     )
 
 
+def waiting_jobs() -> QuerySet[Job]:
+    """All jobs in the queue, without their long columns."""
+    return Job.objects.filter(status=JobStatus.QUEUED).defer("spec", "metadata").order_by("id")
+
+
 def queued_jobs(now: datetime) -> QuerySet[Job]:
-    """Jobs that may be admitted now, without their long columns."""
-    waiting = Job.objects.filter(status=JobStatus.QUEUED).defer("spec", "metadata").order_by("id")
-    return waiting.filter(Q(retry_at__isnull=True) | Q(retry_at__lte=now))
+    """Those that may be admitted now."""
+    return waiting_jobs().filter(Q(retry_at__isnull=True) | Q(retry_at__lte=now))
 
 
 def held_back_jobs(now: datetime) -> QuerySet[Job]:
     """Jobs that wait for their next attempt after one was lost."""
-    return Job.objects.filter(status=JobStatus.QUEUED, retry_at__gt=now)
+    return waiting_jobs().filter(retry_at__gt=now)
 
 
 def live_attempts() -> QuerySet[Attempt]:

@@ -12,7 +12,7 @@ from django.views.decorators.http import require_GET
 
 from backend.common.errors import NotFound
 from backend.pool.models import SubStage
-from backend.pool.selectors import devices, open_placements, queued_jobs
+from backend.pool.selectors import devices, open_placements, waiting_jobs
 from backend.tenants.access import Actor
 from frontend.web.doors import for_members, page
 
@@ -38,7 +38,7 @@ def pool(request: HttpRequest, actor: Actor) -> HttpResponse:
         "lanes": lanes,
         "held": len(holders),
         "utilization": sum(lane["busy"] for lane in lanes) / len(lanes) if lanes else 0.0,
-        "queued": list(queued_jobs().select_related("organization")[:50]),
+        "queued": list(waiting_jobs().select_related("organization")[:50]),
         "minutes": WINDOW.seconds // 60,
     }
     return page(request, actor, "web/pool.html", context)

@@ -37,6 +37,8 @@ def recommended(learning_rate: float, warmup_steps: int, max_tokens: int) -> dic
     return {
         "steps": 20,
         "micro_batch_size": 16,
+        # Too small to hold anything back: with a penalty the divergence is measured and drawn.
+        "loss": {"kl_beta": 0.001},
         "sampling": {"max_tokens": max_tokens},
         "optimizer": {"learning_rate": learning_rate, "schedule": "linear", "warmup_steps": warmup_steps},
     }
