@@ -20,13 +20,14 @@ import statistics
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import ray
 import torch
 from ray.exceptions import OutOfMemoryError as RayOutOfMemoryError
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
 
 from workers import batches
 from workers.batches import Prompt, Sample
@@ -80,6 +81,7 @@ class Pipeline:
         self._fleet = Fleet(launch)
         self._task: asyncio.Task[None] | None = None
         self._ending = False
+        self._graders: Any = None
 
     # ------------------------------------------------------------ orders
 
@@ -115,8 +117,15 @@ class Pipeline:
         except Exception as error:
             ended = Ended(outcome="failed", failure=failure_of(error))
         self._ending = True
-        await self._fleet.close()
+        await self._let_go()
         self._outbox.add(ended)
+
+    async def _let_go(self) -> None:
+        """Nothing computes for the run any more; who is gone has forgotten it."""
+        await self._fleet.close()
+        if self._graders is not None:
+            with suppress(RayError, Stuck):
+                await call(self._graders.close, self._launch.run_key)
 
     # ------------------------------------------------------------ the loop
 
