@@ -12,7 +12,7 @@ from django.core.management import call_command
 from backend.catalog.models import BaseModel, Dataset
 from backend.tenants.access import user_actor
 from backend.tenants.models import Membership, Organization, Role, User
-from tests.backend.catalog.test_models import weights
+from tests.tiny import make_tiny
 
 
 @pytest.fixture
@@ -80,6 +80,6 @@ def test_a_database_of_ones_own_gets_no_demo_unless_asked(fresh, monkeypatch):
 def test_the_model_is_registered_once_it_is_there(fresh, settings, capsys):
     call_command("bootstrap")
     assert "--models makes it" in capsys.readouterr().out
-    weights(settings.MODELS_DIR / "SmolLM2-135M-Instruct")
+    make_tiny(settings.MODELS_DIR / "SmolLM2-135M-Instruct")
     call_command("bootstrap")
     assert BaseModel.objects.get().name == "SmolLM2-135M-Instruct"
