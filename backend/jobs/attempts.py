@@ -43,7 +43,7 @@ FAILURE_REASON: dict[FailureKind, Reason] = {
 }
 
 
-@transaction.atomic
+@transaction.atomic(savepoint=False)
 def attempt_open(*, job_public_id: str, home: Iterable[str], reason: str, stimulus: str) -> Attempt | None:
     """Start the queued job's next attempt from its newest checkpoint; None when it is no longer queued."""
     job = Job.objects.select_for_update().filter(public_id=job_public_id, status=JobStatus.QUEUED).first()
@@ -96,7 +96,7 @@ def attempt_fence(*, attempt_id: int, seq: int) -> Attempt | None:
     return attempt
 
 
-@transaction.atomic
+@transaction.atomic(savepoint=False)
 def step_record(*, attempt: Attempt, done: StepDone) -> None:
     """Keep a trained step's numbers and samples. A step run again after a resume replaces its first run."""
     job = attempt.job
@@ -122,7 +122,7 @@ def step_record(*, attempt: Attempt, done: StepDone) -> None:
     event_add(job=job, type=Event.Type.METRICS, data={"step": done.step, "values": done.metrics})
 
 
-@transaction.atomic
+@transaction.atomic(savepoint=False)
 def checkpoint_record(*, attempt: Attempt, saved: CheckpointSaved) -> Checkpoint:
     job = attempt.job
     Checkpoint.objects.filter(
@@ -151,7 +151,7 @@ def log_record(*, attempt: Attempt, log: Log) -> None:
     event_add(job=attempt.job, type=Event.Type.MESSAGE, message=log.message, level=log.level)
 
 
-@transaction.atomic
+@transaction.atomic(savepoint=False)
 def attempt_succeed(*, attempt: Attempt, stimulus: str) -> None:
     attempt_status_change(
         attempt=attempt,
@@ -170,7 +170,7 @@ def attempt_succeed(*, attempt: Attempt, stimulus: str) -> None:
     )
 
 
-@transaction.atomic
+@transaction.atomic(savepoint=False)
 def attempt_stopped(*, attempt: Attempt, stimulus: str) -> None:
     """The pipeline of a cancelled job is over; the job itself was cancelled when it was asked."""
     attempt_status_change(
@@ -182,7 +182,7 @@ def attempt_stopped(*, attempt: Attempt, stimulus: str) -> None:
     )
 
 
-@transaction.atomic
+@transaction.atomic(savepoint=False)
 def attempt_fail(*, attempt: Attempt, failure: Failure, stimulus: str) -> Reason:
     """Close a failed attempt: the job is queued again when a further attempt may help, else it fails.
 

@@ -10,7 +10,7 @@ from backend.jobs.models import Event, Job
 from backend.notify.services import JOBS, ring
 
 
-@transaction.atomic
+@transaction.atomic(savepoint=False)
 def event_add(
     *, job: Job, type: Event.Type, message: str = "", data: dict[str, Any] | None = None, level: str = "info"
 ) -> Event:

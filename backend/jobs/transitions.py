@@ -24,7 +24,7 @@ class IllegalTransition(Exception):
     """An edge that the table of states does not have: a bug of the caller."""
 
 
-@transaction.atomic
+@transaction.atomic(savepoint=False)
 def job_status_change(
     *,
     job: Job,
@@ -79,7 +79,7 @@ def job_status_change(
     return True
 
 
-@transaction.atomic
+@transaction.atomic(savepoint=False)
 def attempt_status_change(
     *,
     attempt: Attempt,

@@ -35,7 +35,7 @@ class DeviceSeen:
     saturation_batch: int
 
 
-@transaction.atomic
+@transaction.atomic(savepoint=False)
 def node_seen(
     *, name: str, ray_node_id: str, address: str, devices: Iterable[DeviceSeen], now: datetime
 ) -> Node:
@@ -103,7 +103,7 @@ def _service_renew(device: Device, now: datetime) -> None:
     ServiceInterval.objects.create(device=device, start=max(now, last.end))
 
 
-@transaction.atomic
+@transaction.atomic(savepoint=False)
 def node_gone(*, node: Node) -> None:
     """The node left the cluster: its devices take no work, and what was loaded on them is gone."""
     Node.objects.filter(pk=node.pk).update(alive=False)
@@ -143,7 +143,7 @@ def _lock_for_hold(attempt: Attempt, devices: Sequence[Device]) -> bool:
     return len(ready.select_for_update(no_key=True).order_by("pk")) == len(devices)
 
 
-@transaction.atomic
+@transaction.atomic(savepoint=False)
 def placements_close(*, attempt: Attempt, now: datetime) -> None:
     """Free the attempt's devices, charge the turn, and remember how long it took: so long may the next."""
     held = Placement.objects.filter(attempt=attempt, closed_at__isnull=True)
@@ -191,7 +191,7 @@ def substage_grant(
     )
 
 
-@transaction.atomic
+@transaction.atomic(savepoint=False)
 def substage_finish(*, attempt: Attempt, finished: Finished, now: datetime) -> SubStage | None:
     """Record when a granted sub-stage ran.
 
