@@ -82,7 +82,7 @@ def grade_batch(
         return [grade_native(grader, sample) for sample in samples]
     with nullcontext(pool) if pool is not None else SandboxPool(1) as ready:
         if isinstance(grader, MathGrader):
-            return grade_math(grader, samples, ready)
+            return grade_math(grader, samples, ready, owner)
         return grade_python(grader, samples, ready, owner)
 
 
@@ -109,7 +109,9 @@ def grade_python(
     return [as_result(result) for result in pool.grade(grader.source, calls, grader.timeout_s, owner=owner)]
 
 
-def grade_math(grader: MathGrader, samples: Sequence[GradeInput], pool: SandboxPool) -> list[GradeResult]:
+def grade_math(
+    grader: MathGrader, samples: Sequence[GradeInput], pool: SandboxPool, owner: str | None
+) -> list[GradeResult]:
     results: list[GradeResult | None] = []
     calls = []
     for sample in samples:
@@ -126,7 +128,8 @@ def grade_math(grader: MathGrader, samples: Sequence[GradeInput], pool: SandboxP
             native.MATH_SOURCE,
             calls,
             native.MATH_TIMEOUT_S,
-            owner="math",  # our own code, which keeps nothing of a tenant's: all tenants share it
+            owner=owner,
+            shared="math",
             load_timeout_s=native.MATH_LOAD_TIMEOUT_S,
             paths=tuple(path for path in sys.path if path),
         )

@@ -5,20 +5,32 @@
                                              └► blank: interpreter up, nothing loaded yet
 
 ``size`` calls run at a time. A batch goes to the back of the queue after each call, so a batch of slow grades
-does not starve another's. A process serves one (owner, source) for life: between batches it waits warm for
-its key; it is killed when others need the room, after ``MAX_CALLS`` calls, and after a failure of its own.
+does not starve another's; ``cancel`` ends an owner's batches in mid-call. A process serves one (owner,
+source) for life: between batches it waits warm for its key; it is killed when others need the room, after
+``MAX_CALLS`` calls, and after a failure of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import itertools
+import os
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from workers.sandbox.process import CallResult, FailureKind, ReplyMissing, SandboxProcess
+from workers.sandbox.process import (
+    SCRATCH_PREFIX,
+    CallResult,
+    FailureKind,
+    ReplyMissing,
+    SandboxProcess,
+)
+from workers.sandbox.runner import FIRST_USER
 
 MAX_CALLS = 500
 
@@ -30,13 +42,20 @@ class Batch:
     """The calls of one ``grade``, and what is known of them so far."""
 
     def __init__(
-        self, key: Key, calls: Sequence[Call], timeout_s: float, load_timeout_s: float, paths: tuple[str, ...]
+        self,
+        key: Key,
+        owner: str,
+        calls: Sequence[Call],
+        timeout_s: float,
+        load_timeout_s: float,
+        paths: tuple[str, ...],
     ):
-        self.key, self.paths = key, paths
+        self.key, self.owner, self.paths = key, owner, paths
         self.timeout_s, self.load_timeout_s = timeout_s, load_timeout_s
         self.pending = deque(enumerate(calls))
         self.results: list[Future[CallResult]] = [Future() for _ in calls]
-        self.broken: CallResult | None = None  # the grader cannot be loaded: every further call fails alike
+        # The grader cannot be loaded, or the batch was cancelled: every further call fails alike.
+        self.broken: CallResult | None = None
 
 
 class SandboxPool:
@@ -51,7 +70,9 @@ class SandboxPool:
         self._closed = False
         self._batch_numbers = itertools.count()
         self._idle: list[tuple[Key, SandboxProcess]] = []  # the longest unused first
-        self._leased: set[SandboxProcess] = set()
+        self._leased: dict[SandboxProcess, Batch] = {}
+        self._batches: set[Batch] = set()
+        sweep(scratch_root or Path(tempfile.gettempdir()))
         self._blank: SandboxProcess | None = SandboxProcess(scratch_root)
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="sandbox")
 
@@ -68,25 +89,44 @@ class SandboxPool:
         timeout_s: float,
         *,
         owner: str | None = None,
+        shared: str | None = None,
         load_timeout_s: float | None = None,
         paths: tuple[str, ...] = (),
     ) -> list[CallResult]:
         """One result for each call, in order; ``timeout_s`` is the wall clock of a single call.
 
         ``owner`` names whose code it is (a run, a tenant): its processes stay warm for the same owner's next
-        batch. Without one they end with the batch. Running the source's top level may take ``load_timeout_s``
-        (left out: ``timeout_s``). ``paths`` are further import folders, for graders of our own.
+        batch. Without one they end with the batch. Graders of our own keep nothing of a tenant's: ``shared``
+        names processes that all owners use. Running the source's top level may take ``load_timeout_s`` (left
+        out: ``timeout_s``). ``paths`` are further import folders, for graders of our own.
         """
-        key = (owner or f"batch {next(self._batch_numbers)}", source)
-        batch = Batch(key, calls, timeout_s, load_timeout_s or timeout_s, paths)
+        name = owner or f"batch {next(self._batch_numbers)}"
+        key = (shared or name, source)
+        batch = Batch(key, name, calls, timeout_s, load_timeout_s or timeout_s, paths)
+        with self._lock:
+            self._batches.add(batch)
         try:
             for _ in range(min(self.size, len(calls))):
                 self._submit(batch)
             return [result.result() for result in batch.results]
         finally:
             batch.pending.clear()
-            if owner is None:
+            with self._lock:
+                self._batches.discard(batch)
+            if owner is None and shared is None:
                 self._evict([process for at, process in self._idle_now() if at == key])
+
+    def cancel(self, owner: str) -> None:
+        """End the owner's batches now, calls in progress too, and its processes; others notice nothing."""
+        with self._lock:
+            for batch in self._batches:
+                if batch.owner == owner:
+                    batch.broken = cancelled()
+            for process, batch in self._leased.items():
+                if batch.owner == owner:
+                    process.interrupt()
+            idle = [process for key, process in self._idle if key[0] == owner]
+        self._evict(idle)
 
     def close(self) -> None:
         """Kill every process, busy ones too; their callers get a failure."""
@@ -123,39 +163,42 @@ class SandboxPool:
     def _run(self, batch: Batch, sample: dict, item: dict) -> CallResult:
         if batch.broken is not None:
             return batch.broken
-        process = self._lease(batch.key)
+        process = self._lease(batch)
         if process is None:
-            return closed()
+            return batch.broken or closed()
         try:
             if not process.loaded:
                 failure = process.load(batch.key[1], batch.load_timeout_s, batch.paths)
                 if failure is not None:
-                    batch.broken = failure
-                    return failure
-            return process.grade(sample, item, batch.timeout_s)
+                    batch.broken = batch.broken or failure
+                    return batch.broken
+            result = process.grade(sample, item, batch.timeout_s)
+            return result if result.score is not None else batch.broken or result
         finally:
             self._release(batch.key, process)
 
     # ------------------------------------------------------------ processes
 
-    def _lease(self, key: Key) -> SandboxProcess | None:
-        """A warm process of the key, else the blank one, else a new one; None once the pool is closed."""
+    def _lease(self, batch: Batch) -> SandboxProcess | None:
+        """A warm process of the batch's key, else the blank one, else a new one; None once the pool is closed
+        or the batch cancelled.
+        """
         with self._lock:
-            if self._closed:
+            if self._closed or batch.broken is not None:
                 return None
-            warm = [entry for entry in self._idle if entry[0] == key]
+            warm = [entry for entry in self._idle if entry[0] == batch.key]
             if warm:
                 self._idle.remove(warm[-1])
                 process = warm[-1][1]
             else:
                 process = self._blank or SandboxProcess(self._scratch_root)
                 self._blank = SandboxProcess(self._scratch_root)
-            self._leased.add(process)
+            self._leased[process] = batch
         return process
 
     def _release(self, key: Key, process: SandboxProcess) -> None:
         with self._lock:
-            self._leased.discard(process)
+            self._leased.pop(process, None)
             if process.alive and process.loaded and process.calls < MAX_CALLS:
                 self._idle.append((key, process))
                 surplus = [entry[1] for entry in self._idle[: -self.size]]
@@ -183,6 +226,27 @@ def take(batch: Batch) -> tuple[int, Call] | None:
 
 def closed() -> CallResult:
     return CallResult(None, "the sandbox pool was closed", FailureKind.SANDBOX)
+
+
+def cancelled() -> CallResult:
+    return CallResult(None, "the grading was cancelled", FailureKind.SANDBOX)
+
+
+def sweep(root: Path) -> None:
+    """Remove scratch folders whose process and its parent are gone.
+
+    A process without rights empties its own, but cannot take it out of a folder that is not its own. As long
+    as it lives it holds a lock on it.
+    """
+    for folder in root.glob(f"{SCRATCH_PREFIX}*"):
+        with contextlib.suppress(OSError):  # e.g. it is locked, or not empty
+            if folder.lstat().st_uid > FIRST_USER:
+                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    folder.rmdir()
+                finally:
+                    os.close(descriptor)
 
 
 def check_source(source: str) -> None:

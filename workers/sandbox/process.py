@@ -2,11 +2,17 @@
 
 A child that timed out, died or answered nonsense is killed with its whole process group and is of no further
 use; ``alive`` says so. Not thread-safe, ``interrupt`` apart: whoever leases the process owns it.
+
+The child is a user without rights: the parent's own, or, when that is root, one of the child's own. It reads
+what every user of the machine may read, writes in its scratch folder and where every user may write, and
+starts no process. What could not be had is logged once; a child that stays root may start processes, and one
+that leaves the group outlives it.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import selectors
@@ -20,9 +26,13 @@ import threading
 import time
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 
+log = logging.getLogger(__name__)
+
 RUNNER = Path(__file__).with_name("runner.py")
+SCRATCH_PREFIX = "grader-"
 START_TIMEOUT_S = 60.0
 CHECK_TIMEOUT_S = 10.0
 ADDRESS_SPACE_BYTES = 1 << 30
@@ -68,7 +78,7 @@ class SandboxProcess:
     """A fresh interpreter in its own session and scratch folder, with limits, waiting for a grader."""
 
     def __init__(self, scratch_root: Path | None = None):
-        self.scratch = Path(tempfile.mkdtemp(prefix="grader-", dir=scratch_root))
+        self.scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=scratch_root))
         self.calls = 0
         self.loaded = False
         self._greeted = False
@@ -139,10 +149,12 @@ class SandboxProcess:
         if self._greeted:
             return
         try:
-            self._exchange(b"", time.monotonic() + START_TIMEOUT_S, "timed out")
+            hello = self._exchange(b"", time.monotonic() + START_TIMEOUT_S, "timed out")
         except ReplyMissing as missing:
             message = f"the sandbox's interpreter did not start: {missing}"
             raise ReplyMissing(FailureKind.SANDBOX, message) from None
+        if hello.get("missing"):
+            _warn(hello["missing"])
         self._greeted = True
 
     def interrupt(self) -> None:
@@ -261,7 +273,14 @@ def command() -> list[str]:
         "-X",
         "utf8",
     ]  # no script folder, no user or site packages, no .pyc files
-    return [sys.executable, *flags, str(RUNNER), str(ADDRESS_SPACE_BYTES), str(FILE_SIZE_BYTES)]
+    # What is installed, and not the project: the child may open a way for itself to these folders.
+    folders = os.pathsep.join(path for path in sys.path if path.endswith("-packages"))
+    return [sys.executable, *flags, str(RUNNER), str(ADDRESS_SPACE_BYTES), str(FILE_SIZE_BYTES), folders]
+
+
+@cache
+def _warn(missing: str) -> None:
+    log.warning("the sandbox is not whole: %s", missing)
 
 
 def parse_reply(data: bytearray) -> dict | None:

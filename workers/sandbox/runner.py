@@ -2,7 +2,8 @@
 
 Run as a script by a fresh interpreter that sees the standard library only. Messages are JSON, each preceded
 by its length in 4 bytes, big-endian. The first one sent is ``{"op": "hello"}``, so that the parent's clock
-for a tenant's code starts after the interpreter's own start. Requests and replies:
+for a tenant's code starts after the interpreter's own start; its ``missing`` says why a part of the
+confinement could not be had, if so. Requests and replies:
 
     {"op": "check", "source"}                        -> {} or {"error"}      compile and look, run nothing
     {"op": "load", "source", "timeout_s", "paths"}   -> {} or {"error"}      run the module's top level
@@ -13,10 +14,15 @@ two other descriptors. A tenant can find those and write nonsense: it then forge
 else's, and the parent reads every reply as untrusted.
 """
 
+# Importing pathlib would slow every start.
+# ruff: noqa: PTH106, PTH108, PTH109, PTH112, PTH114, PTH116, PTH118, PTH120, PTH208
+
 from __future__ import annotations
 
 import ast
 import contextlib
+import ctypes
+import fcntl
 import json
 import linecache
 import math
@@ -26,6 +32,7 @@ import resource
 import select
 import shutil
 import signal
+import stat
 import struct
 import sys
 import threading
@@ -34,21 +41,30 @@ import types
 FILENAME = "<grader>"
 ERROR_CHARS = 2_000
 CPU_HARD_SECONDS = 24 * 3600
+#: A child of root's becomes a user of its own, this plus its process number: no two children can signal each
+#: other or read each other's files. Above the ranges that accounts and containers are given.
+FIRST_USER = 0x70000000
+NOBODY = 65534
+PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
 
 
 def main() -> None:
-    scratch = os.getcwd()  # noqa: PTH109 importing pathlib would slow every start
+    scratch = os.getcwd()
+    inside = os.open(".", os.O_RDONLY)
+    fcntl.flock(inside, fcntl.LOCK_EX)  # says that the folder is in use, see pool.sweep
     requests, replies = take_pipes()
-    threading.Thread(target=end_with_parent, args=(requests, scratch), daemon=True).start()
+    set_process_control(PR_SET_NO_NEW_PRIVS, 1)  # before there are threads: each has its own
+    threading.Thread(target=end_with_parent, args=(requests, scratch, inside), daemon=True).start()
+    folders, missing = become_nobody(sys.argv[3].split(os.pathsep))
     confine(address_space=int(sys.argv[1]), file_size=int(sys.argv[2]))
-    send(replies, {"op": "hello"})
+    send(replies, {"op": "hello", "missing": missing})
     grade, pid = None, os.getpid()
     while (request := receive(requests)) is not None:
         if request["op"] == "check":
             reply = check(request["source"])
         elif request["op"] == "load":
             limit_cpu(request["timeout_s"])
-            sys.path.extend(request["paths"])
+            sys.path.extend(folders.get(path, path) for path in request["paths"])
             grade, reply = load(request["source"])
         else:
             limit_cpu(request["timeout_s"])
@@ -57,7 +73,7 @@ def main() -> None:
         if os.getpid() != pid:  # a copy that the grader forked came back too; only the first may answer
             os._exit(0)
         send(replies, reply)
-    end(scratch)
+    end(scratch, inside)
 
 
 # ---------------------------------------------------------------- confinement
@@ -73,6 +89,64 @@ def take_pipes() -> tuple[int, int]:
     return requests, replies
 
 
+def set_process_control(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def become_nobody(import_folders: list[str]) -> tuple[dict[str, str], str]:
+    """Give root up for a user without rights, who owns the scratch folder alone.
+
+    Returns where ``import_folders`` are to be found from now on, and why root could not be given up, if so.
+    """
+    if os.geteuid() != 0:
+        return {}, ""
+    folders = {path: reachable(path) for path in {*sys.path, *import_folders} if os.path.isdir(path)}
+    closed = [path for path, found in folders.items() if found is None]
+    if closed:
+        return {}, f"graders run as root, for {closed[0]} cannot be read by another user"
+    for user in (FIRST_USER + os.getpid(), NOBODY):
+        try:
+            os.chown(".", user, user)
+            os.setgroups([])
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+        except OSError:  # a container may know few users
+            continue
+        set_process_control(PR_SET_DUMPABLE, 1)  # lets the process see its own /proc/self again
+        import_from(folders)
+        return folders, ""
+    return {}, "graders run as root, for the process may not change its user"
+
+
+def reachable(folder: str) -> str | None:
+    """A path by which any user can read the folder, if there is one.
+
+    Below a closed folder, such as root's home, it is the path of an open descriptor.
+    """
+    inside = stat.S_IROTH | stat.S_IXOTH
+    if os.stat(folder).st_mode & inside != inside:
+        return None
+    parent = os.path.dirname(os.path.realpath(folder))
+    while os.stat(parent).st_mode & stat.S_IXOTH:
+        if parent == os.path.dirname(parent):
+            return folder
+        parent = os.path.dirname(parent)
+    if sys.platform != "linux":
+        return None
+    return f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY)}"
+
+
+def import_from(moved: dict[str, str]) -> None:
+    """Look for modules in the moved folders; also for those of packages that are loaded already."""
+    sys.path[:] = [moved.get(path, path) for path in sys.path]
+    for module in list(sys.modules.values()):
+        for index, path in enumerate(getattr(module, "__path__", ())):
+            parent, name = os.path.split(path)
+            module.__path__[index] = os.path.join(moved.get(parent, parent), name)
+    sys.path_importer_cache.clear()
+
+
 def confine(address_space: int, file_size: int) -> None:
     """What the child gives up before it sees a tenant's code."""
     os.environ.clear()
@@ -80,21 +154,32 @@ def confine(address_space: int, file_size: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-    if os.geteuid() != 0:  # root is exempt from the limit; for others it counts all of the user's processes
-        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+    # No process, so none that outlives this one, and no thread: the limit counts all of the user's. Only root
+    # is exempt.
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
 
-def end_with_parent(requests: int, scratch: str) -> None:
+def end_with_parent(requests: int, scratch: str, inside: int) -> None:
     """End the whole group once the parent's end of the request pipe is gone, even in mid-grade."""
     poll = select.poll()
     poll.register(requests, 0)  # no events asked for: only a hang-up or an error wakes it
     poll.poll()
-    end(scratch)
+    end(scratch, inside)
 
 
-def end(scratch: str) -> None:
-    """What the parent does when it is there: remove the scratch folder, kill the group."""
-    shutil.rmtree(scratch, ignore_errors=True)
+def end(scratch: str, inside: int) -> None:
+    """What the parent does when it is there: empty the scratch folder, kill the group.
+
+    A user without rights cannot remove the folder itself from its parent, nor go to it by its full path.
+    """
+    with contextlib.suppress(OSError):
+        os.fchdir(inside)
+        for entry in os.listdir("."):
+            if os.path.isdir(entry) and not os.path.islink(entry):
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                os.unlink(entry)
+        os.rmdir(scratch)
     os.killpg(0, signal.SIGKILL)
 
 

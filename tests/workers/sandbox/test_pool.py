@@ -1,8 +1,10 @@
 """The sandbox: scores, every way to fail, and nothing left behind."""
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -10,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from workers.sandbox.pool import MAX_CALLS, SandboxPool, check_source
-from workers.sandbox.process import OUTPUT_BYTES, FailureKind, SandboxProcess
+from workers.sandbox.process import OUTPUT_BYTES, FailureKind
+from workers.sandbox.runner import reachable
 
 LENGTH = "def grade(sample, item):\n    return len(sample['output_text']) / item['n']\n"
 CALL = ({"output_text": "abc"}, {"n": 4})
@@ -176,24 +179,99 @@ def test_no_descriptor_of_the_parent_is_inherited(pool, tmp_path):
     assert "secret" not in output
 
 
-def test_grandchildren_die_with_the_process(tmp_path):
-    process = SandboxProcess(tmp_path)
-    source = "import os, time\ndef grade(sample, item):\n    if os.fork() == 0:\n        time.sleep(600)\n"
-    source += "    while True: pass\n"
-    if os.geteuid() != 0:
-        pytest.skip("without root the limit on processes already forbids the fork")
-    assert process.load(source, 5.0) is None
-    assert process.grade({}, {}, 0.3).kind is FailureKind.TIMEOUT
-    assert members_of_session(process.pid) == []
+ROOT = os.geteuid() == 0
+needs_root = pytest.mark.skipif(not ROOT, reason="only root can give root up")
 
 
-def test_a_forked_copy_that_returns_answers_nothing(tmp_path):
-    if os.geteuid() != 0:
-        pytest.skip("without root the limit on processes already forbids the fork")
-    source = "import os\ndef grade(sample, item):\n    os.fork()\n    return item['n']\n"
+@pytest.mark.parametrize(
+    "attempt", ["os.fork()", "os.posix_spawn('/bin/true', ['true'], {})", "threading.Thread().start()"]
+)
+def test_nothing_is_started_that_could_outlive_a_timeout(pool, attempt):
+    result = one(pool, f"import os, threading\ndef grade(sample, item):\n    {attempt}\n    return 1\n")
+    assert result.kind is FailureKind.EXCEPTION
+    assert "BlockingIOError" in result.error or "can't start new thread" in result.error
+
+
+PEEK = """
+import os
+def libraries():
+    return [fd for fd in range(3, 20) if os.path.exists(f'/proc/self/fd/{fd}/encodings')]
+def grade(sample, item):
+    try:
+        PLACE
+    except PermissionError:
+        return 1
+    return 0
+"""
+
+
+@needs_root
+@pytest.mark.parametrize(
+    "place",
+    [
+        "open(f'/proc/{os.getppid()}/environ').read()",
+        "open('/etc/shadow').read()",
+        "open('/etc/grader', 'w')",
+        "open(os.path.join(item['outside'], 'grader'), 'w')",
+        "os.chmod(item['outside'], 0o777)",
+        "os.kill(os.getppid(), 0)",
+        "os.setuid(0)",
+        # The way to a closed folder's library leads nowhere else.
+        "[os.listdir(f'/proc/self/fd/{fd}/' + '../' * n) for fd in libraries() for n in range(9)]",
+    ],
+)
+def test_a_child_of_root_has_no_rights(pool, place, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    if "libraries" in place and all(
+        path.stat().st_mode & 0o1 for path in Path(os.__file__).resolve().parents
+    ):
+        pytest.skip("the interpreter lies in open folders")
+    result = pool.grade(PEEK.replace("PLACE", place), [({}, {"outside": str(outside)})], 5.0)[0]
+    assert (result.score, result.error) == (1.0, None)
+
+
+@needs_root
+def test_children_of_root_are_users_of_their_own(pool):
+    source = "import os\ndef grade(sample, item):\n    open('mine', 'w').close()\n"
+    source += "    assert len({os.getuid(), os.geteuid(), os.getgid(), *os.getgroups()}) == 1\n"
+    source += "    for task in os.listdir('/proc/self/task'):\n"
+    source += "        assert f'{os.getuid()}' in open(f'/proc/self/task/{task}/status').read()\n"
+    source += "    assert 'NoNewPrivs:\\t1' in open('/proc/self/status').read()\n"
+    source += "    return os.getuid()\n"
+    users = {one(pool, source, owner=owner).score for owner in "ab"}
+    assert len(users) == 2
+    assert 0 not in users
+
+
+def test_the_whole_standard_library_is_within_reach(pool):
+    source = "import ctypes, decimal, email.mime.text, encodings.idna, json.tool, sqlite3, zoneinfo\n"
+    source += "def grade(sample, item):\n    return float('a'.encode('koi8-r') == b'a')\n"
+    assert (one(pool, source).score, one(pool, source).error) == (1.0, None)
+
+
+@needs_root
+def test_who_can_read_a_folder(tmp_path):
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    (folder / "home" / "lib").mkdir(parents=True)
+    for path in (folder, folder / "home", folder / "home" / "lib"):
+        path.chmod(0o755)
+    assert reachable(str(folder / "home" / "lib")) == str(folder / "home" / "lib")
+    (folder / "home").chmod(0o700)
+    assert reachable(str(folder / "home" / "lib")).startswith("/proc/self/fd/")
+    (folder / "home" / "lib").chmod(0o700)
+    assert reachable(str(folder / "home" / "lib")) is None
+    shutil.rmtree(folder)
+
+
+@needs_root
+def test_a_child_that_stays_root_says_why(tmp_path, monkeypatch, caplog):
+    closed = tmp_path / "site-packages"
+    closed.mkdir(mode=0o700)
+    monkeypatch.syspath_prepend(str(closed))
     with SandboxPool(1, scratch_root=tmp_path) as pool:
-        results = pool.grade(source, [({}, {"n": n}) for n in range(10)], 5.0)
-    assert [result.score for result in results] == list(range(10))
+        assert one(pool, LENGTH).score == 0.75
+    assert f"graders run as root, for {closed} cannot be read by another user" in caplog.text
 
 
 PARENT = """
@@ -221,6 +299,7 @@ def test_a_busy_child_dies_with_its_parent(tmp_path):
     while members_of_session(session) and time.monotonic() < deadline:
         threading.Event().wait(0.01)
     assert members_of_session(session) == []
+    SandboxPool(1, scratch_root=tmp_path).close()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -233,7 +312,16 @@ def test_an_idle_child_ends_when_its_parent_forgets_it(tmp_path):
     while members_of_session(session) and time.monotonic() < deadline:
         threading.Event().wait(0.01)
     assert members_of_session(session) == []
+    SandboxPool(1, scratch_root=tmp_path).close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pool_that_starts_leaves_the_folders_of_others_alone(tmp_path):
+    with SandboxPool(1, scratch_root=tmp_path) as pool:
+        assert one(pool, LENGTH, owner="a").score == 0.75
+        before = set(tmp_path.iterdir())
+        SandboxPool(1, scratch_root=tmp_path).close()
+        assert set(tmp_path.iterdir()) == before
 
 
 def test_close_leaves_no_process_and_no_scratch_folder(tmp_path):
@@ -250,15 +338,46 @@ def test_close_leaves_no_process_and_no_scratch_folder(tmp_path):
     assert one(pool, LENGTH).error == "the sandbox pool was closed"
 
 
+ENDLESS = "def grade(sample, item):\n    open('started', 'w').close()\n    while True: pass\n"
+
+
+def wait_until_started(scratch_root):
+    deadline = time.monotonic() + 30
+    while not list(scratch_root.glob("*/started")) and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+
+
+@pytest.mark.parametrize("shared", [None, "math"])
+def test_cancel_ends_an_owners_grades_and_no_one_elses(tmp_path, shared):
+    results = []
+    with SandboxPool(2, scratch_root=tmp_path) as pool:
+        own = one(pool, "import os\ndef grade(sample, item): return os.getpid()\n", owner="a").score
+        other = one(pool, "import os\ndef grade(sample, item): return os.getpid()\n", owner="b").score
+        begun = time.monotonic()
+        thread = threading.Thread(
+            target=lambda: results.extend(pool.grade(ENDLESS, [CALL] * 50, 60.0, owner="a", shared=shared))
+        )
+        thread.start()
+        wait_until_started(tmp_path)
+        pool.cancel("a")
+        thread.join(30)
+        assert time.monotonic() - begun < 30
+        assert [(result.score, result.error) for result in results] == [
+            (None, "the grading was cancelled")
+        ] * 50
+        assert members_of_session(int(own)) == []
+        assert members_of_session(int(other)) == [int(other)]
+        assert not list(tmp_path.glob("*/started"))
+        assert one(pool, LENGTH, owner="b").score == 0.75
+        pool.cancel("nobody")
+
+
 def test_close_ends_a_grade_in_progress(tmp_path):
     pool = SandboxPool(1, scratch_root=tmp_path)
-    started, results = tmp_path / "started", []
-    source = f"def grade(sample, item):\n    open({str(started)!r}, 'w').close()\n    while True: pass\n"
-    thread = threading.Thread(target=lambda: results.extend(pool.grade(source, [CALL] * 3, 60.0)))
+    results = []
+    thread = threading.Thread(target=lambda: results.extend(pool.grade(ENDLESS, [CALL] * 3, 60.0)))
     thread.start()
-    deadline = time.monotonic() + 30
-    while not started.exists() and time.monotonic() < deadline:
-        threading.Event().wait(0.01)
+    wait_until_started(tmp_path)
     pool.close()
     thread.join(20)
     assert [result.score for result in results] == [None] * 3
