@@ -32,6 +32,7 @@ from backend.tenants.access import Actor, require_write
 from backend.tenants.models import Organization
 from workers.graders.run import check_grader
 from workers.models.config import read_config
+from workers.models.limits import longest_sequence
 from workers.spec import JobSpec, template_fields
 
 log = logging.getLogger(__name__)
@@ -211,10 +212,11 @@ def _check_grader(spec: JobSpec, source: File | Dataset) -> None:
 
 
 def _check_lengths(spec: JobSpec, model: BaseModel) -> None:
-    if spec.rl.sampling.max_tokens >= model.context_length:
+    longest = longest_sequence(model.context_length)
+    if spec.rl.sampling.max_tokens >= longest:
         raise InvalidRequest(
             f"rl.sampling.max_tokens {spec.rl.sampling.max_tokens:,} leaves no room for a prompt in the "
-            f"{model.context_length:,} tokens of {model.name}.",
+            f"{longest:,} tokens that {model.name} can be run with.",
             param="rl.sampling.max_tokens",
         )
 

@@ -9,10 +9,13 @@ run      what comes on top, per device:
          full  the same four for every parameter (the master copy in place of an adapter); in the type of
                the weights, the copy that the trainer rounds for a pass and the one that comes to the engine
                while the old one is still there
-         KV    a key and a value per layer and token of every sequence of the device's rollout
+         KV    a key and a value per layer and token of every sequence of the device's rollout, up to what
+               the engine's cache holds
          acts  of one micro-batch: 34 values per layer, token and hidden unit at 16 bits plus five per pair of
-               attended tokens and head (https://arxiv.org/abs/2205.05198, section 4.1), and the logits with
-               their softmax and gradient in fp32
+               attended tokens and head (https://arxiv.org/abs/2205.05198, section 4.1). Above
+               ``ACTIVATION_BYTES`` the trainer computes blocks again: then one block comes on top.
+               The logits of ``LOGIT_ROWS`` positions with their softmax and gradient in fp32; full
+               fine-tuning keeps all probabilities for the head's gradient
 
 ``auto`` precision is sized as fp32, for the device is not known yet. Every sequence is taken to be as long as
 the longest prompt, which the validation measures, and a whole completion. Until then a guess stands in: one
@@ -24,6 +27,7 @@ from __future__ import annotations
 import math
 
 from workers.models.config import ModelConfig
+from workers.models.limits import ACTIVATION_BYTES, KV_TOKENS, LOGIT_ROWS
 from workers.spec import JobSpec, LoRA, RLConfig
 
 FP32 = 4
@@ -53,8 +57,9 @@ def run_bytes(*, model: ModelConfig, parameters: int, rl: RLConfig, prompt_token
     value = BYTES_PER_VALUE[rl.precision]
     return (
         trained * (TRAINED_COPIES * FP32 + PASS_COPIES * value)
-        + sequences_per_device(rl) * tokens * kv_bytes_per_token(model, value)
+        + min(sequences_per_device(rl) * tokens, KV_TOKENS) * kv_bytes_per_token(model, value)
         + activation_bytes(model, rl.micro_batch_size, tokens, value)
+        + logit_bytes(model, rl, tokens)
     )
 
 
@@ -89,5 +94,12 @@ def kv_bytes_per_token(model: ModelConfig, value: int) -> int:
 def activation_bytes(model: ModelConfig, sequences: int, tokens: int, value: int) -> int:
     linear = 34 * sequences * tokens * model.hidden * value // 2
     attention = 5 * sequences * tokens * tokens * model.heads * value // 2
-    logits = 3 * sequences * tokens * model.vocab * FP32
-    return model.layers * (linear + attention) + logits
+    block = linear + attention
+    kept = model.layers * block
+    return kept if kept <= ACTIVATION_BYTES else ACTIVATION_BYTES + block
+
+
+def logit_bytes(model: ModelConfig, rl: RLConfig, tokens: int) -> int:
+    row = model.vocab * FP32
+    kept = 0 if isinstance(rl.tuning, LoRA) else rl.micro_batch_size * tokens * row
+    return 3 * LOGIT_ROWS * row + kept

@@ -12,6 +12,7 @@ from backend.jobs.models import Job
 from workers.data.rows import RowError, RowProblem, check_grader_fields, check_prompt_lengths
 from workers.models.chat import ChatTokenizer
 from workers.models.config import read_config
+from workers.models.limits import longest_sequence
 from workers.spec import JobSpec
 
 
@@ -46,7 +47,7 @@ def data_check(job: Job) -> int:
     if not data.exists():
         raise BadData("the file's content is gone")
     facts = data.stat()
-    limit = job.base_model.context_length - spec.rl.sampling.max_tokens
+    limit = longest_sequence(job.base_model.context_length) - spec.rl.sampling.max_tokens
     try:
         _refuse(check_grader_fields(data, spec.grader))
         longest = longest_prompt(
@@ -76,7 +77,7 @@ def longest_prompt(data: Path, version: tuple[int, int], folder: Path, limit: in
 
 def _what_limits(job: Job, spec: JobSpec) -> str:
     return (
-        f" (the model's context of {job.base_model.context_length:,} tokens"
+        f" (the model's context of {longest_sequence(job.base_model.context_length):,} tokens"
         f" less max_tokens of {spec.rl.sampling.max_tokens:,})"
     )
 

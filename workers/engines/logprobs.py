@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-CHUNK = 64
-# Rows of logits worked on at once: a few megabytes, which stay in the processor's cache.
+from workers.models.limits import LOGIT_ROWS
+
 SLICE = 8
 
 
@@ -34,8 +34,8 @@ class _ChosenLogprobs(torch.autograd.Function):
         gradient = hidden_N.new_empty(hidden_N.shape, dtype=torch.float32) if need_hidden else None
         kept = []
         scratch = hidden_N.new_empty(2, SLICE, len(head), dtype=torch.float32)
-        for start in range(0, len(hidden_N), CHUNK):
-            part = slice(start, start + CHUNK)
+        for start in range(0, len(hidden_N), LOGIT_ROWS):
+            part = slice(start, start + LOGIT_ROWS)
             logits = functional.linear(hidden_N[part], head)
             _softmax_in_place(logits, targets_N[part], temperature, logprobs[part], entropies[part], scratch)
             if gradient is not None:
@@ -55,7 +55,7 @@ class _ChosenLogprobs(torch.autograd.Function):
             return grad_hidden, None, None, None
         weighted = hidden_N * (grad_N / ctx.temperature).unsqueeze(1).to(hidden_N.dtype)
         grad_head = torch.zeros_like(head, dtype=torch.float32)
-        for probabilities, rows in zip(kept, weighted.split(CHUNK), strict=True):
+        for probabilities, rows in zip(kept, weighted.split(LOGIT_ROWS), strict=True):
             grad_head -= probabilities.T @ rows
         grad_head.index_add_(0, targets_N, weighted.float())
         return grad_hidden, grad_head.to(head.dtype), None, None

@@ -1,4 +1,4 @@
-"""What one rollout engine can hold, for whoever has to refuse a job before there is an engine."""
+"""What one engine and one trainer hold, for whoever has to size or refuse a job before there are any."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from __future__ import annotations
 KV_TOKENS = 65_536
 #: The cache grows in steps of this many tokens.
 KV_ROUND = 32
+#: What a trainer keeps of a micro-batch for its way back; of a larger one it computes blocks again.
+ACTIVATION_BYTES = 2 << 30
+#: Positions whose logits are in memory at once.
+LOGIT_ROWS = 64
 
 
 def longest_sequence(context: int, kv_tokens: int = KV_TOKENS) -> int:

@@ -23,6 +23,7 @@ from workers.engines.errors import NotFinite
 from workers.engines.logprobs import chosen_logprobs
 from workers.engines.packed import pack, packed_attention
 from workers.engines.weights import Weights
+from workers.models.limits import ACTIVATION_BYTES
 from workers.rl.batching import Batch, Denominator
 from workers.rl.kl import k3
 from workers.rl.losses import clipped_policy_loss, token_weights
@@ -84,7 +85,7 @@ class _Run:
 
 
 class TorchTrainer:
-    def __init__(self, weights: Weights, activation_bytes: int = 2 * 2**30) -> None:
+    def __init__(self, weights: Weights, activation_bytes: int = ACTIVATION_BYTES) -> None:
         """``weights`` are frozen, and may be shared with an engine of this process.
 
         A micro-batch that would keep more than ``activation_bytes`` computes its blocks again on the way

@@ -5,6 +5,7 @@ from __future__ import annotations
 from backend.jobs import sizing
 from tests.factories import TINY_CONFIG, spec
 from workers.models.config import parse_config
+from workers.models.limits import ACTIVATION_BYTES, KV_TOKENS
 from workers.spec import LoRA, RLConfig
 
 # hidden 32, intermediate 64, 2 layers, 4 heads and 2 key-value heads of 8, vocabulary 64, context 128.
@@ -38,8 +39,33 @@ def test_a_prompt_is_guessed_from_the_mean_row():
 
 
 def test_activations_of_one_sequence_of_two_tokens():
-    # linear 34*2*32, attention 5*2*2*4 halves of 4 bytes a layer; logits 3*2*64 in fp32.
-    assert sizing.activation_bytes(MODEL, 1, 2, 4) == 2 * (34 * 2 * 32 * 2 + 5 * 4 * 4 * 2) + 3 * 2 * 64 * 4
+    # linear 34*2*32, attention 5*2*2*4 halves of 4 bytes a layer.
+    assert sizing.activation_bytes(MODEL, 1, 2, 4) == 2 * (34 * 2 * 32 * 2 + 5 * 4 * 4 * 2)
+
+
+def test_above_the_bound_only_one_block_comes_on_top():
+    block = 34 * 4096 * 128 * 32 * 2 + 5 * 4096 * 128 * 128 * 4 * 2
+    assert 2 * block > ACTIVATION_BYTES
+    assert sizing.activation_bytes(MODEL, 4096, 128, 4) == ACTIVATION_BYTES + block
+
+
+def test_logits_are_in_memory_in_parts_and_kept_only_to_train_the_head():
+    part = 3 * 64 * 64 * 4
+    assert sizing.logit_bytes(MODEL, RLConfig(), 10) == part
+    full = RLConfig(tuning={"type": "full"}, micro_batch_size=2)
+    assert sizing.logit_bytes(MODEL, full, 10) == part + 2 * 10 * 64 * 4
+
+
+def test_the_cache_of_an_engine_is_bounded():
+    sizes = [
+        sizing.run_bytes(
+            model=MODEL, parameters=9, rl=RLConfig(prompts_per_step=prompts, group_size=64), prompt_tokens=64
+        )
+        for prompts in (4, 8, 16)
+    ]
+    token = sizing.kv_bytes_per_token(MODEL, 4)
+    assert sizes[1] - sizes[0] == (KV_TOKENS - 4 * 64 * 128) * token
+    assert sizes[2] == sizes[1]
 
 
 def test_an_engine_and_a_trainer_hold_the_weights_each():
@@ -60,7 +86,8 @@ def test_full_fine_tuning_holds_four_copies_of_everything_and_two_to_compute():
         for kind in ("lora", "full")
     }
     adapter = sizing.lora_parameters(MODEL, LoRA())
-    assert sizes["full"] - sizes["lora"] == (1_000_000 - adapter) * (16 + 2 * 4)
+    probabilities = 8 * 104 * 64 * 4  # of a micro-batch of 8 sequences of 104 tokens
+    assert sizes["full"] - sizes["lora"] == (1_000_000 - adapter) * (16 + 2 * 4) + probabilities
 
 
 def test_lora_jobs_share_a_base_and_full_ones_nothing():
