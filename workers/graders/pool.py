@@ -15,7 +15,8 @@ CLOSED = "the run was closed", ErrorType.SANDBOX
 
 class GraderPool:
     def __init__(self) -> None:
-        self._sandbox = SandboxPool(os.cpu_count() or 1)
+        # At least two, so that one run's slow grades cannot keep all others waiting.
+        self._sandbox = SandboxPool(max(2, os.cpu_count() or 1))
         self._closed: set[str] = set()
 
     def grade(

@@ -1,13 +1,15 @@
 """A pool of sandbox processes that many callers may use at once.
 
-    grade(A, 32 calls) ─┐                    ┌► process of owner A, loaded and warm
-    grade(B, 32 calls) ─┴► one call a turn ──┼► process of owner B
-                                             └► blank: interpreter up, nothing loaded yet
+    grade(A, 32 calls) ─┐                     ┌► process of owner A, loaded and warm
+    grade(B, 32 calls) ─┴► turns, shared out ─┼► process of owner B
+                                              └► blank: interpreter up, nothing loaded yet
 
-``size`` calls run at a time. A batch goes to the back of the queue after each call, so a batch of slow grades
-does not starve another's; ``cancel`` ends an owner's batches in mid-call. A process serves one (owner,
-source) for life: between batches it waits warm for its key; it is killed when others need the room, after
-``MAX_CALLS`` calls, and after a failure of its own.
+``size`` calls run at a time. Owners with calls to make share them evenly, so calls that take until their
+limit slow their own owner down and leave the others their part; with more owners than ``size`` they take
+turns. ``cancel`` ends an owner's batches in mid-call.
+
+A process serves one (owner, source) for life: between batches it waits warm for its key; it is killed when
+others need the room, after ``MAX_CALLS`` calls, and after a failure of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import itertools
 import os
 import tempfile
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -54,6 +56,8 @@ class Batch:
         self.timeout_s, self.load_timeout_s = timeout_s, load_timeout_s
         self.pending = deque(enumerate(calls))
         self.results: list[Future[CallResult]] = [Future() for _ in calls]
+        self.running = 0
+        self.turn = 0  # when it last had one
         # The grader cannot be loaded, or the batch was cancelled: every further call fails alike.
         self.broken: CallResult | None = None
 
@@ -71,7 +75,8 @@ class SandboxPool:
         self._batch_numbers = itertools.count()
         self._idle: list[tuple[Key, SandboxProcess]] = []  # the longest unused first
         self._leased: dict[SandboxProcess, Batch] = {}
-        self._batches: set[Batch] = set()
+        self._batches: list[Batch] = []
+        self._turns = itertools.count(1)
         sweep(scratch_root or Path(tempfile.gettempdir()))
         self._blank: SandboxProcess | None = SandboxProcess(scratch_root)
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="sandbox")
@@ -104,15 +109,15 @@ class SandboxPool:
         key = (shared or name, source)
         batch = Batch(key, name, calls, timeout_s, load_timeout_s or timeout_s, paths)
         with self._lock:
-            self._batches.add(batch)
+            self._batches.append(batch)
         try:
-            for _ in range(min(self.size, len(calls))):
-                self._submit(batch)
+            self._fill()
             return [result.result() for result in batch.results]
         finally:
-            batch.pending.clear()
             with self._lock:
-                self._batches.discard(batch)
+                batch.pending.clear()
+                self._batches.remove(batch)
+            self._fill()
             if owner is None and shared is None:
                 self._evict([process for at, process in self._idle_now() if at == key])
 
@@ -122,6 +127,7 @@ class SandboxPool:
             for batch in self._batches:
                 if batch.owner == owner:
                     batch.broken = cancelled()
+                    drain(batch, batch.broken)
             for process, batch in self._leased.items():
                 if batch.owner == owner:
                     process.interrupt()
@@ -141,24 +147,38 @@ class SandboxPool:
 
     # ------------------------------------------------------------ turns, in the pool's threads
 
-    def _submit(self, batch: Batch) -> None:
-        try:
-            self._threads.submit(self._turn, batch)
-        except RuntimeError:  # the pool was closed
-            while (call := take(batch)) is not None:
-                batch.results[call[0]].set_result(closed())
+    def _fill(self) -> None:
+        """Start as many calls as there is room for."""
+        with self._lock:
+            if self._closed:
+                for batch in self._batches:
+                    drain(batch, closed())
+            while (batch := self._next()) is not None:
+                batch.running += 1
+                batch.turn = next(self._turns)
+                self._threads.submit(self._turn, batch, *batch.pending.popleft())
 
-    def _turn(self, batch: Batch) -> None:
-        """Run one call of the batch, then queue up again behind the others."""
-        if (call := take(batch)) is None:
-            return
-        index, (sample, item) = call
+    def _next(self) -> Batch | None:
+        """Whose turn it is: of the owners below their share, the batch that has waited longest."""
+        running = Counter[str]()
+        for batch in self._batches:
+            running[batch.owner] += batch.running
+        wanted = {batch.owner for batch in self._batches if batch.pending or batch.running}
+        if running.total() >= self.size or not wanted:
+            return None
+        share = -(-self.size // len(wanted))
+        waiting = [batch for batch in self._batches if batch.pending and running[batch.owner] < share]
+        return min(waiting, key=lambda batch: batch.turn, default=None)
+
+    def _turn(self, batch: Batch, index: int, call: Call) -> None:
         try:
-            result = self._run(batch, sample, item)
+            result = self._run(batch, *call)
         except Exception as error:  # e.g. no process could be started: the caller must still get an answer
             result = CallResult(None, f"{type(error).__name__}: {error}", FailureKind.SANDBOX)
+        with self._lock:
+            batch.running -= 1
+        self._fill()
         batch.results[index].set_result(result)
-        self._submit(batch)
 
     def _run(self, batch: Batch, sample: dict, item: dict) -> CallResult:
         if batch.broken is not None:
@@ -170,8 +190,9 @@ class SandboxPool:
             if not process.loaded:
                 failure = process.load(batch.key[1], batch.load_timeout_s, batch.paths)
                 if failure is not None:
-                    batch.broken = batch.broken or failure
-                    return batch.broken
+                    if batch.broken is None and failure.kind is not FailureKind.SANDBOX:
+                        batch.broken = failure
+                    return batch.broken or failure
             result = process.grade(sample, item, batch.timeout_s)
             return result if result.score is not None else batch.broken or result
         finally:
@@ -192,8 +213,11 @@ class SandboxPool:
                 process = warm[-1][1]
             else:
                 process = self._blank or SandboxProcess(self._scratch_root)
-                self._blank = SandboxProcess(self._scratch_root)
+                self._blank = None
             self._leased[process] = batch
+            if self._blank is None:
+                with contextlib.suppress(OSError):  # the next one who needs it is told
+                    self._blank = SandboxProcess(self._scratch_root)
         return process
 
     def _release(self, key: Key, process: SandboxProcess) -> None:
@@ -217,11 +241,10 @@ class SandboxPool:
             process.kill()
 
 
-def take(batch: Batch) -> tuple[int, Call] | None:
-    try:
-        return batch.pending.popleft()
-    except IndexError:
-        return None
+def drain(batch: Batch, result: CallResult) -> None:
+    """Answer the calls that have not begun."""
+    while batch.pending:
+        batch.results[batch.pending.popleft()[0]].set_result(result)
 
 
 def closed() -> CallResult:

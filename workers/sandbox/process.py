@@ -83,6 +83,7 @@ class SandboxProcess:
         self.loaded = False
         self._greeted = False
         self._killed = False
+        self._interrupted = False
         self._kill_lock = threading.Lock()
         self._output = bytearray()
         try:
@@ -105,7 +106,7 @@ class SandboxProcess:
 
     @property
     def alive(self) -> bool:
-        return not self._killed and self._exited() is None
+        return not self._killed and not self._interrupted and self._exited() is None
 
     def check(self, source: str) -> str | None:
         """What keeps ``source`` from being a grader, naming the line; None when nothing does."""
@@ -161,6 +162,7 @@ class SandboxProcess:
         """Make the call in progress fail now; from any thread. The owner's ``kill`` must still follow."""
         with self._kill_lock:
             if not self._killed:
+                self._interrupted = True
                 os.killpg(self.pid, signal.SIGKILL)
 
     def kill(self) -> None:

@@ -347,6 +347,20 @@ def wait_until_started(scratch_root):
         threading.Event().wait(0.01)
 
 
+def test_an_owner_whose_calls_hang_leaves_the_others_their_part(tmp_path):
+    """On two processes the hanging owner has both, and gives one up as soon as another owner asks."""
+    with SandboxPool(2, scratch_root=tmp_path) as pool:
+        thread = threading.Thread(target=lambda: pool.grade(ENDLESS, [CALL] * 50, 1.0, owner="a"))
+        thread.start()
+        wait_until_started(tmp_path)
+        begun = time.monotonic()
+        assert [result.score for result in pool.grade(LENGTH, [CALL] * 40, 5.0, owner="b")] == [0.75] * 40
+        # One wait of at most a second for a place; taking turns would have cost about twenty.
+        assert time.monotonic() - begun < 10
+        pool.cancel("a")
+        thread.join(20)
+
+
 @pytest.mark.parametrize("shared", [None, "math"])
 def test_cancel_ends_an_owners_grades_and_no_one_elses(tmp_path, shared):
     results = []
