@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workers.engines.sequences import Request
-from workers.engines.sequences import Sequence as Rollout
+from workers.engines.sequences import Request, Rollout
 from workers.graders.run import GradeInput, GradeResult
 from workers.models.chat import ChatTokenizer, trim_stop
 from workers.protocol import SampleRecord

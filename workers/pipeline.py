@@ -33,7 +33,7 @@ from workers import batches
 from workers.batches import Prompt, Sample
 from workers.data.cursor import row_at
 from workers.data.rows import RowIndex, RowProblem
-from workers.engines.sequences import Sequence as Rollout
+from workers.engines.sequences import Rollout
 from workers.fleet import Fleet
 from workers.grants import Desk, Stuck, Turn, call, together
 from workers.launch import grader_pool

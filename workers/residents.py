@@ -19,7 +19,7 @@ import torch
 
 from workers.engines.engine import TorchEngine
 from workers.engines.precision import choose_dtype
-from workers.engines.sequences import Request, Sequence
+from workers.engines.sequences import Request, Rollout
 from workers.engines.weights import Weights, load_weights
 from workers.models.chat import ChatTokenizer
 from workers.protocol import DeviceRef
@@ -113,7 +113,7 @@ class _Resident:
 class Rolled:
     """What a prefill or decode made. ``left`` counts the run's sequences that are not finished."""
 
-    finished: list[Sequence]
+    finished: list[Rollout]
     left: int
 
 
@@ -166,7 +166,7 @@ class RolloutResident(_Resident):
     def decode(self, run_key: str, min_running: int, share: float) -> Ran[Rolled]:
         """Sample until at most ``min_running`` sequences of the run are unfinished."""
         watch = Stopwatch()
-        finished: list[Sequence] = []
+        finished: list[Rollout] = []
         tokens, left = 0, min_running + 1
         while left > min_running:
             made = self._compute(

@@ -29,8 +29,7 @@ from workers.engines.errors import NotFinite
 from workers.engines.lora import check, join, side_by_side
 from workers.engines.packed import PaddedArea, pack
 from workers.engines.sampling import sample, stream_state, uniforms
-from workers.engines.sequences import Progress, Request
-from workers.engines.sequences import Sequence as Sampled
+from workers.engines.sequences import Progress, Request, Rollout
 from workers.engines.weights import Weights, blocked, from_state_dict
 from workers.models.chat import ChatTokenizer, StopText
 from workers.models.limits import KV_TOKENS, longest_sequence
@@ -38,7 +37,7 @@ from workers.models.limits import KV_TOKENS, longest_sequence
 
 @dataclass
 class _Row:
-    sequence: Sampled
+    sequence: Rollout
     stream: int
     stop: StopText | None
 
@@ -51,7 +50,7 @@ class _Run:
     pool: Pool
     waiting: deque[_Row] = field(default_factory=deque)
     running: list[_Row] = field(default_factory=list)  # row i of the pool is running[i]
-    finished: list[Sampled] = field(default_factory=list)  # not handed out yet
+    finished: list[Rollout] = field(default_factory=list)  # not handed out yet
 
     def rows(self) -> list[_Row]:
         return [*self.running, *self.waiting]
@@ -127,9 +126,9 @@ class TorchEngine:
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue sequences. ``ValueError`` names the first bad request, and then none is queued."""
-        self.import_([Sampled(request) for request in requests])
+        self.import_([Rollout(request) for request in requests])
 
-    def import_(self, sequences: Sequence[Sampled]) -> None:
+    def import_(self, sequences: Sequence[Rollout]) -> None:
         """Queue unfinished sequences; what they have sampled is replayed by the next prefill."""
         taken = {(key, row.sequence.request.key) for key, run in self._runs.items() for row in run.rows()}
         for sequence in sequences:
@@ -141,7 +140,7 @@ class TorchEngine:
             row = _Row(sequence, stream_state(request.stream), stop)
             self._runs[request.run_key].waiting.append(row)
 
-    def _check(self, sequence: Sampled, taken: set[tuple[str, tuple[int, ...]]]) -> None:
+    def _check(self, sequence: Rollout, taken: set[tuple[str, tuple[int, ...]]]) -> None:
         request, config = sequence.request, self._weights.config
         name = f"sequence {request.key} of run {request.run_key}"
         limit = longest_sequence(config.context, self._kv_tokens)
@@ -167,7 +166,7 @@ class TorchEngine:
         if sequence.finish is not None or len(sequence.tokens) >= request.max_tokens:
             raise ValueError(f"{name}: is finished already")
 
-    def export(self, run_key: str) -> list[Sampled]:
+    def export(self, run_key: str) -> list[Rollout]:
         """Take the run's unfinished sequences out, for ``import_`` here or in another engine."""
         run = self._run(run_key)
         sequences = [row.sequence for row in run.rows()]

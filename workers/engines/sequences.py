@@ -22,7 +22,7 @@ class Request:
 
 
 @dataclass
-class Sequence:
+class Rollout:
     """A request and what has been sampled for it; ``finish`` is None while unfinished.
 
     ``tokens`` are kept as sampled, the one that stopped included. ``logprobs`` are of the whole softmax at
@@ -50,7 +50,7 @@ class Sequence:
 class Progress:
     """What a prefill or decode call did. Counts cover the runs that were asked for."""
 
-    finished: list[Sequence] = field(default_factory=list)
+    finished: list[Rollout] = field(default_factory=list)
     prompt_tokens: int = 0  # computed for prompts and for replayed completions
     sampled_tokens: int = 0
     running: int = 0

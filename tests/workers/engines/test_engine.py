@@ -13,8 +13,7 @@ from workers.engines.engine import TorchEngine
 from workers.engines.errors import NotFinite
 from workers.engines.lora import join
 from workers.engines.packed import PackedBatch, pack
-from workers.engines.sequences import Request
-from workers.engines.sequences import Sequence as Sampled
+from workers.engines.sequences import Request, Rollout
 from workers.engines.weights import Weights
 from workers.models.chat import ChatTokenizer
 
@@ -27,7 +26,7 @@ def request(
     return Request(run, (key,), tuple(prompt), max_tokens, (0, 0, key), **more)  # type: ignore[arg-type]
 
 
-def tokens_by_key(sequences: Sequence[Sampled]) -> dict[tuple[str, tuple[int, ...]], list[int]]:
+def tokens_by_key(sequences: Sequence[Rollout]) -> dict[tuple[str, tuple[int, ...]], list[int]]:
     return {(entry.request.run_key, entry.request.key): entry.tokens for entry in sequences}
 
 
@@ -38,7 +37,7 @@ def engine(tiny: Weights, tokenizer: ChatTokenizer) -> TorchEngine:
     return engine
 
 
-def run_alone(tiny: Weights, entry: Request, seed: int | None = None) -> Sampled:
+def run_alone(tiny: Weights, entry: Request, seed: int | None = None) -> Rollout:
     engine = TorchEngine(tiny)
     engine.load_adapter(entry.run_key, 0, None if seed is None else random_adapter(tiny.config, seed), 2.0)
     engine.submit([entry])
@@ -172,8 +171,8 @@ def test_a_forward_is_bounded_with_its_padding(tiny: Weights, monkeypatch: pytes
     monkeypatch.setattr("workers.engines.engine.pack", spy)
     short = [request("a", key, prompt=[key + 5] * 10) for key in range(20)]
     engine.submit([short[0], request("a", 90, prompt=[7] * 100), *short[1:]])
-    replayed = Sampled(request("a", 91, prompt=[8] * 10, max_tokens=90), [9] * 80, [-1.0] * 80, [0] * 80)
-    engine.import_([replayed, *(Sampled(request("a", key, prompt=[8] * 10)) for key in range(30, 40))])
+    replayed = Rollout(request("a", 91, prompt=[8] * 10, max_tokens=90), [9] * 80, [-1.0] * 80, [0] * 80)
+    engine.import_([replayed, *(Rollout(request("a", key, prompt=[8] * 10)) for key in range(30, 40))])
     assert engine.prefill("a", max_tokens_per_forward=120).prompt_tokens == 20 * 10 + 100 + 10 + 80 + 10
     for batch in packed:
         padded = batch.prompt_pad_PL.numel() + batch.row_pad_RL.numel()
