@@ -55,6 +55,7 @@ class Job(models.Model):
     steps_done = models.PositiveIntegerField(default=0)
     tokens = models.BigIntegerField(default=0, help_text="tokens sampled in completed steps")
     cost_micro_usd = models.BigIntegerField(default=0, help_text="sum of the job's usage records")
+    cost_fraction = models.BigIntegerField(default=0, help_text="their fractions, for the next one to fill")
     last_reward = models.FloatField(null=True, blank=True)
     event_seq = models.BigIntegerField(default=0)
 

@@ -4,26 +4,32 @@ A device that costs ``p`` micro-dollars an hour has cost ``C(t) = floor(p * (t -
 instant ``t``, so the prices of successive intervals add up to the price of the whole, without a rest. A
 device that was away begins anew: each time in service has its own ``C`` and is divided by itself.
 
-An occupant with share ``s`` has cost ``floor(p * s * (t - its own start) / hour)`` by ``t``. Nothing of a
-neighbour is in that formula, and nothing of when the meter was read: packing others in, or reading more
-often, changes no bill by a single micro-dollar. Whatever is left of the device's price, roundings included,
-is idle time and the operator's. As shares add up to 1 at most, roundings are in the operator's disfavour:
+An occupant with share ``s`` costs its payer ``p * s * d / hour`` over ``d``, and what of that is below a
+micro-dollar is carried to the payer's next piece, on whatever device. So all pieces of a payer together cost
 
-    sum of floor(p * s_i * d_i) <= floor(p * d)
+    floor(sum of p_i * s_i * d_i / hour)
 
-A reading that cuts an occupant in two may see its second half round up; then the idle part of that reading
-can be a micro-dollar below nothing, and repays what the reading before it kept. The sum never is.
+and nothing of a neighbour is in that, and nothing of when the meters were read: packing others in, or reading
+more often, changes no bill by a single micro-dollar. Whatever is left of the device's price, roundings
+included, is idle time and the operator's. As shares add up to 1 at most, roundings are in the operator's
+disfavour: for payers who were on one device only, the sum of their floors is at most the floor of its price.
+
+A payer's rest may fill up to a micro-dollar in any reading, on any of its devices; then the idle part of that
+reading can be a micro-dollar for each payer below nothing, and repays what earlier readings kept. The sum
+over all devices stays above minus one micro-dollar for each time in service and each credit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 HOUR_US = 3_600_000_000
 #: A whole device, in parts per million.
 WHOLE = 1_000_000
+#: A micro-dollar, in the parts in which every price is whole: micro-dollars an hour x ppm x microseconds.
+MICRO_USD = WHOLE * HOUR_US
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -31,12 +37,13 @@ _MICROSECOND = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Occupant:
-    """Who was on the device from ``start_us`` to ``end_us`` with ``share_ppm`` of it."""
+    """Who was on the device from ``start_us`` to ``end_us`` with ``share_ppm`` of it, and who pays for it."""
 
     key: int
     start_us: int
     end_us: int
     share_ppm: int
+    payer: int
 
     def __post_init__(self) -> None:
         if self.end_us < self.start_us:
@@ -47,13 +54,18 @@ class Occupant:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the device's time and price; of an occupant, or idle (``key`` is None)."""
+    """A part of the device's time and price; of an occupant, or idle (``key`` is None).
+
+    ``fraction`` is what an occupant's exact price is above ``micro_usd``, in parts of ``MICRO_USD``; below
+    nothing where a rest that was carried here made the micro-dollar full.
+    """
 
     key: int | None
     start_us: int
     end_us: int
     device_microseconds: int
     micro_usd: int
+    fraction: int = 0
 
 
 def clip(occupants: Iterable[Occupant], start_us: int, end_us: int) -> list[Occupant]:
@@ -71,18 +83,24 @@ def device_price(price: int, us: int) -> int:
 
 
 def occupant_price(price: int, share_ppm: int, us: int) -> int:
-    """Micro-dollars for ``us`` on a device with a share of it."""
-    return price * share_ppm * us // (WHOLE * HOUR_US)
+    """The exact price of ``us`` on a device with a share of it, in parts of ``MICRO_USD``."""
+    return price * share_ppm * us
 
 
 def divide(
-    price: int, in_service_us: int, start_us: int, end_us: int, occupants: Iterable[Occupant]
+    price: int,
+    in_service_us: int,
+    start_us: int,
+    end_us: int,
+    occupants: Iterable[Occupant],
+    carried: MutableMapping[int, int],
 ) -> list[Part]:
     """Divide the device's price over [start, end). The parts add up to C(end) - C(start), exactly.
 
     The window is cut at the instants at which no occupant is cut, and each stretch adds up to its own price.
-    Occupants reach beyond the window if they did so in fact: what they cost by ``start_us`` counts from their
-    own start. Raises ValueError when more than the whole device was occupied.
+    Occupants reach beyond the window if they did so in fact: whole microseconds of theirs count from their
+    own start. ``carried`` is each payer's rest so far, in parts of ``MICRO_USD``, and is brought up to date;
+    who is not in it comes with none. Raises ValueError when more than the whole device was occupied.
     """
     if not in_service_us <= start_us <= end_us:
         raise ValueError(f"not in order: in service {in_service_us}, start {start_us}, end {end_us}")
@@ -94,7 +112,12 @@ def divide(
         raise ValueError(f"shares add up to {peak_ppm(present)} ppm of a device of {WHOLE}")
     parts: list[Part] = []
     for lo, hi, group in _stretches(present, start_us, end_us):
-        used = [_occupant_part(price, o, max(o.start_us, lo), min(o.end_us, hi)) for o in group]
+        used: list[Part] = []
+        for o in group:
+            rest = carried.get(o.payer, 0)
+            part = _occupant_part(price, o, max(o.start_us, lo), min(o.end_us, hi), rest)
+            carried[o.payer] = rest + part.fraction
+            used.append(part)
         idle = Part(
             key=None,
             start_us=lo,
@@ -110,15 +133,19 @@ def divide(
     return parts
 
 
-def _occupant_part(price: int, occupant: Occupant, lo: int, hi: int) -> Part:
+def _occupant_part(price: int, occupant: Occupant, lo: int, hi: int, rest: int) -> Part:
     before, after = lo - occupant.start_us, hi - occupant.start_us
     share = occupant.share_ppm
+    exact = occupant_price(price, share, hi - lo)
+    # A credit can leave a rest below nothing: it is worked off, and not paid out.
+    micro_usd = max(0, (rest + exact) // MICRO_USD)
     return Part(
         key=occupant.key,
         start_us=lo,
         end_us=hi,
         device_microseconds=share * after // WHOLE - share * before // WHOLE,
-        micro_usd=occupant_price(price, share, after) - occupant_price(price, share, before),
+        micro_usd=micro_usd,
+        fraction=exact - micro_usd * MICRO_USD,
     )
 
 

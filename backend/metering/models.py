@@ -24,6 +24,9 @@ class UsageRecord(models.Model):
     credit  minus the usage it reverses: work lost by our fault; written together with
     waste   the same amount, booked to the operator
 
+    ``fraction`` is what the exact price of a usage is above its whole micro-dollars, and minus that in its
+    credit: a job's amounts and fractions add up to the exact price of the work it pays for.
+
     Rows are never changed and never deleted; a trigger of the database holds this for every writer.
     """
 
@@ -43,6 +46,7 @@ class UsageRecord(models.Model):
     ended_at = models.DateTimeField()
     device_microseconds = models.BigIntegerField(help_text="interval x share")
     micro_usd = models.BigIntegerField()
+    fraction = models.BigIntegerField(default=0, help_text="beside micro_usd, in division.MICRO_USD")
     reverses = models.ForeignKey("self", on_delete=models.PROTECT, null=True, related_name="reversals")
     created_at = models.DateTimeField(auto_now_add=True)
 

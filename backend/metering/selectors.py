@@ -13,7 +13,7 @@ from typing import Any
 from django.db.models import Q, QuerySet, Sum
 
 from backend.jobs.models import Job
-from backend.metering.division import device_price, occupant_price, share_ppm, to_us
+from backend.metering.division import MICRO_USD, device_price, occupant_price, share_ppm, to_us
 from backend.metering.models import AttemptCredit, UsageRecord
 from backend.pool.models import Device, SubStage
 from backend.pool.states import SubStageStatus
@@ -36,8 +36,11 @@ def job_cost(job: Job) -> dict[str, dict[str, float | int]]:
 
 
 def job_live_cost(job: Job, now: datetime) -> dict[str, int]:
-    """The ledger's amount, an estimate for what is not in it yet, and their sum, in micro-dollars."""
-    ledger = _total(UsageRecord.objects.filter(job=job, entry__in=BILLED))
+    """The ledger's amount, an estimate for what is not in it yet, and their sum, in micro-dollars.
+
+    What is not in it yet begins with the fraction that the ledger carries: the sum is what will be billed.
+    """
+    ledger, carried = _total(UsageRecord.objects.filter(job=job, entry__in=BILLED))
     credited = dict(AttemptCredit.objects.filter(attempt__job=job).values_list("attempt_id", "since_step"))
     open_substages = SubStage.objects.filter(
         job=job,
@@ -46,8 +49,9 @@ def job_live_cost(job: Job, now: datetime) -> dict[str, int]:
         status__in=[SubStageStatus.GRANTED, SubStageStatus.DONE],
     ).select_related("device")
     running = [s for s in open_substages if s.step < credited.get(s.attempt_id, s.step + 1)]
-    booked = _total(UsageRecord.objects.filter(substage__in=running, entry=Entry.USAGE))
-    estimate = sum(_price_so_far(substage, now) for substage in running) - booked
+    booked, fraction = _total(UsageRecord.objects.filter(substage__in=running, entry=Entry.USAGE))
+    unbooked = sum(_price_so_far(substage, now) for substage in running) - (booked * MICRO_USD + fraction)
+    estimate = max(0, carried + unbooked) // MICRO_USD if running else 0
     return {
         "ledger_micro_usd": ledger,
         "estimate_micro_usd": estimate,
@@ -107,12 +111,14 @@ def _sums(records: QuerySet[UsageRecord], by: str) -> Iterable[dict[str, Any]]:
         }
 
 
-def _total(records: QuerySet[UsageRecord]) -> int:
-    return records.aggregate(total=Sum("micro_usd", default=0))["total"]
+def _total(records: QuerySet[UsageRecord]) -> tuple[int, int]:
+    """Micro-dollars, and the fractions beside them in parts of ``MICRO_USD``."""
+    sums = records.aggregate(total=Sum("micro_usd", default=0), rest=Sum("fraction", default=0))
+    return sums["total"], sums["rest"]
 
 
 def _price_so_far(substage: SubStage, now: datetime) -> int:
-    """Of a sub-stage that runs, counted from its grant: at most what it has cost by now."""
+    """Of a sub-stage that runs, counted from its grant: at most what it has cost by now, exactly."""
     start = substage.started_at or substage.granted_at
     end = min(substage.ended_at or now, now)
     us = max(0, to_us(end) - to_us(start))

@@ -8,6 +8,9 @@ instant at which something may still come in (a sub-stage that was granted and h
 Order of locks. A report holds its job's row and then meters, so the device comes after the job. A reading
 from elsewhere holds the device and must not wait for a job: it takes the rows of jobs that are free, and
 leaves the sub-stages of the others to the next reading.
+
+What of a job's cost is below a micro-dollar waits in ``Job.cost_fraction`` for the job's next usage, on any
+device. It is read and written under the job's row: two devices that are read at once do not carry it twice.
 """
 
 from __future__ import annotations
@@ -61,11 +64,11 @@ def device_meter(*, device_id: int, until: datetime) -> int:
     device = Device.objects.select_for_update(no_key=True).get(pk=device_id)
     granted, done = _unmetered(device)
     watermark = min([_in_service_until(device, until, done), *(s.granted_at for s in granted)])
-    runs, watermark = _lockable([s for s in done if s.started_at < watermark], watermark, device)
+    runs, watermark, carried = _lockable([s for s in done if s.started_at < watermark], watermark, device)
     if watermark <= device.metered_until:
         return 0
     _tell_late(device, runs)
-    usage = _records(device, _parts(device, runs, watermark), runs)
+    usage = _records(device, _parts(device, runs, watermark, carried), runs)
     credited = _credited_steps(runs)
     reversals = _reversals(record for record in usage if _forgiven(record, credited))
     UsageRecord.objects.bulk_create(reversals)
@@ -80,7 +83,8 @@ def device_meter(*, device_id: int, until: datetime) -> int:
 def attempt_credit(*, attempt: Attempt, since_step: int) -> int:
     """Work of the attempt from ``since_step`` on was lost by our fault; returns micro-dollars given back now.
 
-    Each usage is answered by a credit to the tenant and by the same amount of waste of the operator, once.
+    Each usage is answered by a credit to the tenant and by the same amount of waste of the operator, once, as
+    it was booked; its fraction leaves the job's rest too, so that no later usage makes up for lost work.
     Sub-stages that reach the ledger only later are credited there and then. Meter the attempt's devices
     first all the same: then the tenant sees one change of the cost and not several.
 
@@ -129,14 +133,19 @@ def _in_service_until(device: Device, until: datetime, done: Sequence[SubStage])
     return min(until, max((s.ended_at for s in done), default=device.metered_until))
 
 
-def _lockable(runs: list[SubStage], watermark: datetime, device: Device) -> tuple[list[SubStage], datetime]:
-    """Lock the jobs that are free; the watermark stays before the runs of the others."""
+def _lockable(
+    runs: list[SubStage], watermark: datetime, device: Device
+) -> tuple[list[SubStage], datetime, dict[int, int]]:
+    """Lock the jobs that are free; the watermark stays before the runs of the others.
+
+    Returns the runs of the free jobs, the watermark, and what each of those jobs carries.
+    """
     ids = {s.job_id for s in runs}
     free = Job.objects.select_for_update(no_key=True, skip_locked=True).filter(pk__in=ids)
-    jobs = set(free.order_by("pk").values_list("pk", flat=True))
-    busy = [s for s in runs if s.job_id not in jobs]
+    carried = dict(free.order_by("pk").values_list("pk", "cost_fraction"))
+    busy = [s for s in runs if s.job_id not in carried]
     watermark = min([watermark, *(max(s.started_at, device.metered_until) for s in busy)])
-    return [s for s in runs if s.started_at < watermark], watermark
+    return [s for s in runs if s.started_at < watermark], watermark, carried
 
 
 def _tell_late(device: Device, runs: Sequence[SubStage]) -> None:
@@ -153,9 +162,11 @@ def _tell_late(device: Device, runs: Sequence[SubStage]) -> None:
         )
 
 
-def _parts(device: Device, runs: Sequence[SubStage], watermark: datetime) -> list[Part]:
+def _parts(
+    device: Device, runs: Sequence[SubStage], watermark: datetime, carried: dict[int, int]
+) -> list[Part]:
     fits, over = fitting(
-        Occupant(s.pk, to_us(s.started_at), to_us(s.ended_at), share_ppm(s.share)) for s in runs
+        Occupant(s.pk, to_us(s.started_at), to_us(s.ended_at), share_ppm(s.share), s.job_id) for s in runs
     )
     for occupant in over:
         logger.error("sub-stage %s did not fit on %s and is not billed", occupant.key, device.name)
@@ -163,7 +174,7 @@ def _parts(device: Device, runs: Sequence[SubStage], watermark: datetime) -> lis
     for service in _services(device, watermark):
         start, end = to_us(service.start), to_us(min(service.end or watermark, watermark))
         first = max(start, to_us(device.metered_until))
-        parts += divide(device.price_micro_usd_hour, start, first, end, clip(fits, start, end))
+        parts += divide(device.price_micro_usd_hour, start, first, end, clip(fits, start, end), carried)
     return parts
 
 
@@ -195,6 +206,7 @@ def _record(device: Device, part: Part, substage: SubStage | None) -> UsageRecor
         ended_at=from_us(part.end_us),
         device_microseconds=part.device_microseconds,
         micro_usd=part.micro_usd,
+        fraction=part.fraction,
     )
 
 
@@ -229,6 +241,7 @@ def _reversal(usage: UsageRecord, entry: UsageRecord.Entry) -> UsageRecord:
         ended_at=usage.ended_at,
         device_microseconds=sign * usage.device_microseconds,
         micro_usd=sign * usage.micro_usd,
+        fraction=sign * usage.fraction,
         reverses=usage,
     )
 
@@ -236,11 +249,16 @@ def _reversal(usage: UsageRecord, entry: UsageRecord.Entry) -> UsageRecord:
 def _charge(records: Iterable[UsageRecord]) -> None:
     """Bring the jobs' costs up to the ledger, and tell each job whose cost has changed."""
     amounts: dict[int, int] = defaultdict(int)
+    fractions: dict[int, int] = defaultdict(int)
     for record in records:
         if record.entry in (Entry.USAGE, Entry.CREDIT):
             amounts[record.job_id] += record.micro_usd
-    changed = sorted(job_id for job_id, amount in amounts.items() if amount)
-    for job_id in changed:
-        Job.objects.filter(pk=job_id).update(cost_micro_usd=F("cost_micro_usd") + amounts[job_id])
+            fractions[record.job_id] += record.fraction
+    for job_id in sorted(amounts):
+        Job.objects.filter(pk=job_id).update(
+            cost_micro_usd=F("cost_micro_usd") + amounts[job_id],
+            cost_fraction=F("cost_fraction") + fractions[job_id],
+        )
+    changed = [job_id for job_id, amount in amounts.items() if amount]
     for job in Job.objects.filter(pk__in=changed).order_by("pk"):
         event_add(job=job, type=Event.Type.COST, data={"cost_micro_usd": job.cost_micro_usd})

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from fractions import Fraction
 
 import pytest
 from django.db import connection, transaction
 
 from backend.jobs.models import Job
+from backend.metering.division import MICRO_USD
 from backend.metering.models import UsageRecord
 from backend.metering.selectors import accounting
 from backend.metering.services import attempt_credit, device_meter
@@ -82,6 +84,24 @@ def test_a_reading_does_not_wait_for_a_job_that_somebody_holds(others, tmp_path)
     device_meter(device_id=device.pk, until=at(9))
     costs = dict(Job.objects.values_list("organization__slug", "cost_micro_usd"))
     assert costs == {"ada": 3000, "bob": 1000}
+    assert accounting().difference_micro_usd == 0
+
+
+def test_two_devices_of_one_job_read_at_once_carry_its_rest_once(others, tmp_path):
+    # 40 ms at 0.05 dollars an hour: 10/18 of a micro-dollar on each device.
+    ada = make_attempt("ada", tmp_path)
+    first, second = make_device(price=50_000), make_device("n/cpu1", price=50_000)
+    for device in (first, second):
+        ran(ada, device, 1, 1.04)
+    with transaction.atomic():
+        # Idle, a usage of 0, the whole micro-dollar that it left, idle.
+        assert device_meter(device_id=first.pk, until=at(2)) == 4
+        # The job's row is held: only the idle time before its sub-stage is booked.
+        assert others(lambda: device_meter(device_id=second.pk, until=at(2))).result(timeout=LIMIT) == 1
+    assert Job.objects.get().cost_micro_usd == 0
+    device_meter(device_id=second.pk, until=at(2))
+    job = Job.objects.get()
+    assert [job.cost_micro_usd, Fraction(job.cost_fraction, MICRO_USD)] == [1, Fraction(2, 18)]
     assert accounting().difference_micro_usd == 0
 
 

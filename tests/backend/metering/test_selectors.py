@@ -5,7 +5,7 @@ from dataclasses import astuple
 from backend.metering.selectors import accounting, job_cost, job_live_cost
 from backend.metering.services import attempt_credit, device_meter, pool_meter
 from backend.pool.models import Device
-from tests.backend.metering.conftest import at, grant, make_device, ran
+from tests.backend.metering.conftest import at, finish, grant, make_device, ran
 
 
 def amounts(micro_usd: int, device_seconds: float, credit: int = 0) -> dict[str, float | int]:
@@ -56,6 +56,25 @@ def test_live_cost_is_the_ledger_and_what_runs(device, ada, bob):
     }
     attempt_credit(attempt=ada, since_step=0)
     assert job_live_cost(ada.job, at(7))["total_micro_usd"] == 0
+
+
+def test_live_cost_begins_with_the_rest_that_the_ledger_carries(ada):
+    # 0.05 dollars an hour: 5/18 of a micro-dollar for 20 ms, so 15/18 booked as 0, and 20/18 with the fourth.
+    cheap = make_device(price=50_000)
+    for start in (0, 0.02, 0.04):
+        ran(ada, cheap, start, start + 0.02)
+    device_meter(device_id=cheap.pk, until=at(0.06))
+    running = grant(ada, cheap, 0.06)
+    live = {"ledger_micro_usd": 0, "estimate_micro_usd": 1, "total_micro_usd": 1}
+    assert job_live_cost(ada.job, at(0.07))["total_micro_usd"] == 0
+    assert job_live_cost(ada.job, at(0.08)) == live
+    finish(running, 0.06, 0.08)
+    # Its first half is booked, 17.5/18, and its second is not.
+    device_meter(device_id=cheap.pk, until=at(0.07))
+    assert job_live_cost(ada.job, at(0.08)) == live
+    device_meter(device_id=cheap.pk, until=at(0.08))
+    booked = {"ledger_micro_usd": 1, "estimate_micro_usd": 0, "total_micro_usd": 1}
+    assert job_live_cost(ada.job, at(0.08)) == booked
 
 
 def test_the_books_of_a_period_hold_whole_rows(device, ada, bob):

@@ -1,18 +1,24 @@
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import astuple
+from datetime import timedelta
+from fractions import Fraction
 
 import pytest
 from django.db import IntegrityError, connection, transaction
 
 from backend.jobs.models import Event, Job
+from backend.jobs.states import AttemptStatus
+from backend.metering.division import MICRO_USD
 from backend.metering.models import AppendOnly, UsageRecord
 from backend.metering.selectors import accounting
 from backend.metering.services import attempt_credit, device_meter, pool_meter
 from backend.metering.tasks import IDLE_EVERY
 from backend.pool.models import Device
 from backend.pool.states import DeviceState, SubStageStatus
+from tests import factories
 from tests.backend.metering.conftest import at, finish, grant, make_device, ran
 
 
@@ -223,23 +229,89 @@ def test_devices_that_are_gone_cost_no_queries(device, ada, django_assert_num_qu
         assert pool_meter(at(90)) == 0
 
 
+def short(attempt, device, number: int, step: int = 0):
+    """20 ms at 0.05 dollars an hour: 5/18 of a micro-dollar. The ``number``-th begins after so many 20 ms."""
+    return ran(attempt, device, 0.02 * number, 0.02 * (number + 1), step=step)
+
+
+def booked() -> list[int]:
+    """Micro-dollars of the usage rows as they were booked."""
+    usage = UsageRecord.objects.filter(entry="usage").order_by("pk")
+    return list(usage.values_list("micro_usd", flat=True))
+
+
+def rest(attempt) -> Fraction:
+    return Fraction(Job.objects.get(pk=attempt.job_id).cost_fraction, MICRO_USD)
+
+
+def test_many_sub_stages_too_short_to_cost_anything_cost_what_they_do_together(ada):
+    cheap = make_device(price=50_000)
+    for number in range(36):
+        short(ada, cheap, number)
+        device_meter(device_id=cheap.pk, until=at(0.02 * (number + 1)))
+        if number == 2:
+            assert [cost(ada), rest(ada)] == [0, Fraction(15, 18)]
+    # 5/18, 10/18, 15/18, 20/18: the fourth makes it whole.
+    assert booked()[:4] == [0, 0, 0, 1]
+    assert [cost(ada), rest(ada)] == [10, 0]
+    assert costs_told(ada) == list(range(1, 11))
+    # 0.72 s of the device cost 10.
+    assert astuple(accounting()) == (10, 10, 0, 0, 0)
+
+
+def test_a_jobs_rest_goes_with_it_to_the_next_device_and_to_nobody_else(ada, bob):
+    cheap, dear = make_device(price=50_000), make_device("n/cpu1", price=200_000)
+    short(ada, cheap, 0)
+    short(bob, cheap, 1)
+    ran(ada, dear, 1, 1.013)
+    pool_meter(at(2))
+    # 0.277... and 0.722... are 1.
+    assert [cost(ada), rest(ada)] == [1, 0]
+    assert [cost(bob), rest(bob)] == [0, Fraction(5, 18)]
+    assert accounting().difference_micro_usd == 0
+
+
+def test_lost_work_is_given_back_with_its_rest(ada):
+    cheap = make_device(price=50_000)
+    for number, step in enumerate([0, 0, 0, 1, 1]):
+        short(ada, cheap, number, step)
+    device_meter(device_id=cheap.pk, until=at(0.1))
+    assert booked() == [0, 0, 0, 1, 0]
+    assert attempt_credit(attempt=ada, since_step=1) == 1
+    # As before the lost step: 15/18. The first of the next attempt makes it whole again.
+    assert [cost(ada), rest(ada)] == [0, Fraction(15, 18)]
+    again = factories.attempt(ada.job, status=AttemptStatus.SUCCEEDED)
+    short(again, cheap, 5, step=1)
+    device_meter(device_id=cheap.pk, until=at(0.12))
+    assert [cost(ada), rest(ada)] == [1, Fraction(2, 18)]
+    assert accounting().difference_micro_usd == 0
+    attempt_credit(attempt=again, since_step=0)
+    attempt_credit(attempt=ada, since_step=0)
+    assert [cost(ada), rest(ada)] == [0, 0]
+    assert accounting().difference_micro_usd == 0
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_books_add_up_after_every_reading_of_a_random_history(ada, bob, seed):
     rng = random.Random(seed)
-    device = make_device(price=1_234_567_891)
-    expected = {ada.pk: 0, bob.pk: 0}
-    for attempt, share in ((ada, 0.7), (bob, 0.3)):
+    dear, cheap = make_device(price=1_234_567_891), make_device("n/cpu1", price=50_003)
+    exact = {ada.pk: Fraction(0), bob.pk: Fraction(0)}
+    for device, attempt, tenths in ((dear, ada, 7), (dear, bob, 3), (cheap, ada, 4), (cheap, bob, 6)):
         clock = 0.0
         for _ in range(8):
             start = clock + rng.random()
             clock = start + rng.random()
-            done = ran(attempt, device, start, clock, share=share)
-            microseconds = round((done.ended_at - done.started_at).total_seconds() * 1e6)
-            expected[attempt.pk] += 1_234_567_891 * round(share * 10) * microseconds // (10 * 3_600_000_000)
-    for until in [*sorted(rng.uniform(0, 16) for _ in range(6)), 20]:
+            done = ran(attempt, device, start, clock, share=tenths / 10)
+            microseconds = (done.ended_at - done.started_at) // timedelta(microseconds=1)
+            hours = Fraction(microseconds, 3_600_000_000)
+            exact[attempt.pk] += device.price_micro_usd_hour * Fraction(tenths, 10) * hours
+    readings = [(rng.choice((dear, cheap)), rng.uniform(0, 16)) for _ in range(10)]
+    for device, until in [*readings, (cheap, 20), (dear, 20)]:
         device_meter(device_id=device.pk, until=at(until))
         assert accounting().difference_micro_usd == 0
-    assert {attempt.pk: cost(attempt) for attempt in (ada, bob)} == expected
+    for attempt in (ada, bob):
+        assert cost(attempt) == math.floor(exact[attempt.pk])
+        assert rest(attempt) == exact[attempt.pk] % 1
 
 
 def test_an_idle_device_is_booked_in_rows_of_ten_minutes_or_up_to_its_next_work(device, ada):
