@@ -62,18 +62,13 @@ def job_metrics(
     return [MetricsRow(row.step, row.at, _picked(row.values, names)) for row in _thinned(rows, max_points)]
 
 
-def job_samples(job: Job, *, step: int | None = None) -> list[Sample]:
-    """The completions kept of a step; without one, of the newest that has any."""
-    rows = Sample.objects.filter(job=job)
-    if step is None:
-        step = rows.aggregate(newest=Max("step"))["newest"]
-    return list(rows.filter(step=step).order_by("group", "index"))
-
-
 def job_samples_page(
     job: Job, *, step: int | None = None, after: tuple[int, int, int] | None = None, limit: int = 100
 ) -> Page[Sample]:
-    """The same by pages in order; ``after`` is the (step, group, index) of the sample before the page."""
+    """The completions kept of a step, or of the newest that has any, by pages in order.
+
+    ``after`` is the (step, group, index) of the sample before the page.
+    """
     rows = Sample.objects.filter(job=job)
     if after is not None:
         # The newest step may be another by now: a listing stays with the step it began with.

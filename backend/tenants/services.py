@@ -20,6 +20,7 @@ KEY_PREFIX = "jsk-"
 _ALPHABET = string.ascii_letters + string.digits
 _SECRET_LENGTH = 32
 _VISIBLE = 12
+MAX_KEY_NAME = 100
 
 
 def user_create(*, email: str, password: str | None, name: str = "", is_staff: bool = False) -> User:
@@ -80,13 +81,16 @@ def api_key_issue(
     *, organization: Organization, name: str, role: Role = Role.MEMBER, created_by: User | None = None
 ) -> tuple[ApiKey, str]:
     """The same on behalf of the service itself."""
-    if not name.strip():
+    name = name.strip()
+    if not name:
         raise InvalidRequest("A key needs a name.", param="name")
+    if len(name) > MAX_KEY_NAME or not name.isprintable():
+        raise InvalidRequest(f"A key's name is one line of at most {MAX_KEY_NAME} characters.", param="name")
     secret = KEY_PREFIX + "".join(secrets.choice(_ALPHABET) for _ in range(_SECRET_LENGTH))
     key = ApiKey.objects.create(
         organization=organization,
         created_by=created_by,
-        name=name.strip()[:100],
+        name=name,
         prefix=secret[:_VISIBLE],
         digest=api_key_digest(secret),
         role=role,

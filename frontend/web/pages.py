@@ -15,7 +15,7 @@ from backend.catalog.selectors import datasets_all, models_all
 from backend.common.errors import InvalidRequest, ServiceError
 from backend.jobs.access import job_access
 from backend.jobs.models import Event, Job, Sample
-from backend.jobs.selectors import job_checkpoints, job_metrics, job_samples, jobs_page
+from backend.jobs.selectors import job_checkpoints, job_metrics, job_samples_page, jobs_page
 from backend.jobs.services import job_cancel
 from backend.metering.selectors import job_cost, job_live_cost
 from backend.pool.selectors import job_timeline
@@ -27,6 +27,7 @@ from workers.spec import JobSpec
 
 JOBS_PER_PAGE = 25
 TIMELINE_ROWS = 1500
+SAMPLES_PER_PAGE = 64
 #: Spans the timeline offers, in minutes.
 TIMELINE_SPANS = (2, 10, 60)
 #: Types of events, what they are called, and whether they are shown at first.
@@ -55,6 +56,7 @@ def jobs(request: HttpRequest, actor: Actor) -> HttpResponse:
         "more_after": found.items[-1].public_id if found.has_more else None,
         "later_page": "after" in request.GET,
         "first_call": "" if found.items else _first_call(request, actor),
+        "may_write": actor.role.can_write,
     }
     return page(request, actor, "web/jobs.html", context)
 
@@ -189,20 +191,31 @@ def job_timeline_figure(request: HttpRequest, actor: Actor, job_id: str) -> Http
 @require_GET
 @for_members
 def job_samples_part(request: HttpRequest, actor: Actor, job_id: str) -> HttpResponse:
-    """The completions of ``?step=``, or of the newest step."""
+    """The first completions of ``?step=``, or of the newest; with ``?after=GROUP.INDEX`` the next ones."""
     found = job_access(actor, job_id)
-    steps = rows.sample_steps(found)
     asked = request.GET.get("step", "")
     step = _integer(asked, -1) if asked else None
-    kept = job_samples(found, step=step)
+    seen = _seen(request.GET.get("after", "")) if step is not None else None
+    after = None if step is None or seen is None else (step, *seen)
+    kept = job_samples_page(found, step=step, after=after, limit=SAMPLES_PER_PAGE)
     context = {
         "job": found,
-        "groups": _groups(kept),
-        "step": kept[0].step if kept else (step if step is not None else 0),
-        "steps": steps,
-        "follows": step is None,
+        "groups": _groups(kept.items),
+        "step": kept.items[0].step if kept.items else (step if step is not None else 0),
+        "last": kept.items[-1] if kept.has_more else None,
+        "continued": seen[0] if seen else None,
     }
+    if after is not None:
+        return render(request, "web/part/sample_groups.html", context)
+    context |= {"steps": rows.sample_steps(found), "follows": step is None}
     return render(request, "web/part/samples.html", context)
+
+
+def _seen(text: str) -> tuple[int, int] | None:
+    """Group and index of the last completion that is shown; nonsense is as if nothing were."""
+    group, _, index = text.partition(".")
+    seen = _integer(group, -1), _integer(index, -1)
+    return seen if min(seen) >= 0 else None
 
 
 def _groups(kept: list[Sample]) -> list[list[Sample]]:

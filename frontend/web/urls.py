@@ -6,7 +6,7 @@ from django.contrib.auth.views import LogoutView
 from django.urls import path
 from django.views.generic import RedirectView
 
-from frontend.web import account, downloads, new_job, pages, pool, streams
+from frontend.web import account, downloads, keys, new_job, pages, pool, streams
 
 app_name = "web"
 
@@ -32,5 +32,7 @@ urlpatterns = [
     path("jobs/<slug:job_id>/cost", pages.job_cost_part, name="job_cost"),
     path("jobs/<slug:job_id>/cancel", pages.cancel, name="job_cancel"),
     path("jobs/<slug:job_id>/checkpoints/<slug:checkpoint_id>.tar", downloads.checkpoint, name="checkpoint"),
+    path("keys", keys.keys, name="keys"),
+    path("keys/<int:key_id>/revoke", keys.revoke, name="key_revoke"),
     path("pool", pool.pool, name="pool"),
 ]

@@ -20,12 +20,13 @@ from datetime import timedelta
 from pathlib import Path
 from urllib.parse import quote
 
+import httpx
 import pytest
 from django.db import connection
 from django.utils import timezone
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from backend.jobs.attempts import attempt_succeed
+from backend.jobs.attempts import attempt_succeed, step_record
 from backend.jobs.events import event_add
 from backend.jobs.models import Attempt, Event, Job
 from backend.pool.models import Device
@@ -380,6 +381,70 @@ def test_a_file_is_uploaded_in_the_form(seat: Seat, tmp_path: Path):
     expect(page.locator("#grader_json")).to_be_visible()
 
 
+def test_a_key_is_made_used_and_revoked(seat: Seat):
+    page = seat.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    be_owner(seat)
+    page.get_by_role("link", name="API keys").first.click()
+    page.get_by_label("Name").fill("laptop")
+    page.get_by_label("Role").select_option("viewer")
+    page.get_by_role("button", name="Create key").click()
+    secret = page.locator("#secret").inner_text()
+    page.locator("[data-copy='#secret']").click()
+    expect(page.locator("[data-copy='#secret']")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == secret
+    expect(page.locator("#first-call")).to_contain_text(f"export JIGSAW_URL={seat.address}\n")
+    expect(page.locator("#first-call")).to_contain_text(f"export JIGSAW_API_KEY={secret}\n")
+
+    def models() -> int:
+        headers = {"Authorization": f"Bearer {secret}"}
+        return httpx.get(f"{seat.address}/v1/models", headers=headers, timeout=30).status_code
+
+    assert models() == 200
+    page.reload()
+    row = page.locator("tr", has_text="laptop")
+    expect(row).to_have_count(1)
+    expect(row).to_contain_text("Viewer")
+    expect(row.get_by_title("UTC")).to_have_count(2)
+    assert secret not in page.content()
+
+    page.once("dialog", lambda dialog: dialog.dismiss())
+    row.get_by_role("button", name="Revoke").click()
+    expect(row).to_contain_text("Valid")
+    assert models() == 200
+    page.once("dialog", lambda dialog: dialog.accept())
+    row.get_by_role("button", name="Revoke").click()
+    expect(row).to_contain_text("Revoked", timeout=LIVE_MS)
+    expect(row.get_by_role("button")).to_have_count(0)
+    assert models() == 401
+
+
+def be_owner(seat: Seat) -> None:
+    Membership.objects.filter(user=seat.user, organization=seat.organization).update(role=Role.OWNER)
+
+
+def test_more_completions_are_a_click_away_and_stay(seat: Seat):
+    page = seat.page
+    seat.attempt.refresh_from_db()
+    step, many = seat.attempt.job.steps_done, 100
+    done = stage.step_done(step)
+    samples = [done.samples[0].model_copy(update={"index": index}) for index in range(many)]
+    step_record(attempt=seat.attempt, done=done.model_copy(update={"samples": tuple(samples)}))
+    seat.open(f"/jobs/{seat.job.public_id}#samples")
+    shown = page.locator("#samples .sample")
+    expect(shown).to_have_count(64, timeout=LIVE_MS)
+    expect(page.locator("#samples-newest")).to_be_disabled()
+    page.get_by_role("button", name=f"Show more of step {step}").click()
+    expect(shown).to_have_count(many, timeout=LIVE_MS)
+    expect(page.get_by_role("button", name="Show more")).to_have_count(0)
+    seat.train(1)
+    expect(page.locator("#job-header")).to_contain_text(f"{step + 2} of", timeout=LIVE_MS)
+    expect(shown).to_have_count(many)
+    page.get_by_role("button", name="Newest step").click()
+    expect(shown).to_have_count(stage.GROUP, timeout=LIVE_MS)
+    expect(page.locator("#samples .groups")).to_have_attribute("data-step", str(step + 1))
+
+
 def test_the_keyboard_reaches_everything_on_the_job_page(seat: Seat):
     page = seat.page
     seat.open(f"/jobs/{seat.job.public_id}")
@@ -418,6 +483,29 @@ def test_pages_fit_wide_and_narrow_screens_in_both_themes(seat: Seat, scheme: st
         if tab == "Timeline":
             page.wait_for_function("() => document.getElementById('timeline-plot').data", timeout=LIVE_MS)
         look(tab.lower())
+
+    seat.open("/keys")
+    look("keys-of-a-member")
+    be_owner(seat)
+    for name in ("laptop", "nightly evaluation of the lighthouse sentences on the build machine"):
+        factories.api_key(seat.organization)
+        seat.open("/keys")
+        page.get_by_label("Name").fill(name)
+        page.get_by_role("button", name="Create key").click()
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Revoke laptop").click()
+    expect(page.locator("tr", has_text="laptop")).to_contain_text("Revoked", timeout=LIVE_MS)
+    look("keys")
+
+    fresh = factories.organization("Fresh")
+    Membership.objects.create(organization=fresh, user=seat.user, role=Role.MEMBER)
+    seat.open("/keys")
+    page.get_by_label("Organization").select_option("fresh")
+    expect(page.get_by_role("heading", name="No jobs yet")).to_be_visible(timeout=LIVE_MS)
+    look("no-jobs")
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible(timeout=LIVE_MS)
+    look("sign-in")
 
 
 def test_the_theme_is_chosen_by_hand_and_kept(seat: Seat):

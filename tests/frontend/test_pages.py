@@ -14,6 +14,7 @@ from django.test import Client
 from django.urls import URLPattern, reverse
 from django.utils import timezone
 
+from backend.jobs.attempts import step_record
 from backend.jobs.models import Job
 from backend.jobs.states import JobStatus
 from backend.tenants.models import Membership, Role
@@ -34,10 +35,10 @@ OF_A_JOB = (
     "job_checkpoints",
     "job_cost",
 )
-#: The rest, each with a test of its own below or in test_streams.py.
+#: The rest, each with a test of its own below, in test_keys.py or in test_streams.py.
 OTHERS = {
     "home", "sign_in", "sign_out", "switch_organization", "jobs", "job_rows", "jobs_stream", "new_job",
-    "new_job_preview", "upload", "job_stream", "job_cancel", "checkpoint", "pool",
+    "new_job_preview", "upload", "job_stream", "job_cancel", "checkpoint", "pool", "keys", "key_revoke",
 }  # fmt: skip
 
 
@@ -185,6 +186,10 @@ def test_an_empty_list_teaches(northwind, job):
     assert "No jobs yet" in page
     assert "curl http://testserver/v1/fine_tuning/jobs" in page
     assert "lighthouse" not in page
+    begin = page.split("No jobs yet")[1]
+    assert f'href="{url("new_job")}"' in begin and f'href="{url("keys")}"' in begin
+    for_viewers = northwind.viewer.get(url("jobs")).content.decode().split("No jobs yet")[1]
+    assert "Your role is viewer" in for_viewers and url("new_job") not in for_viewers
 
 
 def test_older_jobs_are_a_page_away(acme, tmp_path):
@@ -257,12 +262,39 @@ def test_samples_of_a_step_and_of_the_newest(acme, ran):
     )
 
 
+def test_many_samples_come_page_by_page(acme, northwind, job):
+    done = stage.step_done(0)
+    samples = [
+        done.samples[0].model_copy(
+            update={"group": group, "index": index, "completion": f"c{group}.{index};"}
+        )
+        for group in range(3)
+        for index in range(50)
+    ]
+    step_record(attempt=factories.attempt(job), done=done.model_copy(update={"samples": tuple(samples)}))
+    page, seen, pages = acme.client.get(url("job_samples", job.public_id)).content.decode(), [], []
+    assert "data-follows" in page
+    while True:
+        pages.append(page)
+        seen.append(re.findall(r"c\d\.\d+;", page))
+        more = re.search(r"\?step=0&amp;after=([\d.]+)", page)
+        if more is None:
+            break
+        ask = {"step": 0, "after": more[1]}
+        assert northwind.client.get(url("job_samples", job.public_id), ask).status_code == 404
+        page = acme.client.get(url("job_samples", job.public_id), ask).content.decode()
+    assert [len(part) for part in seen] == [64, 64, 22]
+    assert [text for part in seen for text in part] == [sample.completion for sample in samples]
+    assert "50 completions" in pages[0] and "64 completions" not in pages[0]
+    for page in pages[1:]:
+        assert "continued" in page and 'hx-swap-oob="true"' in page
+        assert "data-follows" not in page and "sample-step" not in page
+
+
 def test_a_completion_is_text_and_never_markup(acme, job):
     attempt = factories.attempt(job)
     stage_done = stage.step_done(0)
     wicked = stage_done.samples[0].model_copy(update={"completion": "<script>alert(1)</script>"})
-    from backend.jobs.attempts import step_record
-
     step_record(attempt=attempt, done=stage_done.model_copy(update={"samples": (wicked,)}))
     page = acme.client.get(url("job_samples", job.public_id)).content.decode()
     assert "&lt;script&gt;alert(1)" in page and "<script>alert" not in page
@@ -272,6 +304,9 @@ def test_numbers_in_links_may_be_nonsense(acme, ran):
     for name, ask in (("job_points", "after"), ("job_timeline", "minutes"), ("job_samples", "step")):
         for nonsense in ("x", "", "9" * 30, "-1", "1.5"):
             assert acme.client.get(url(name, ran.public_id), {ask: nonsense}).status_code == 200
+    for nonsense in ("x", "1", "1.", ".1", "-1.2", "1.2.3", "9" * 30 + ".1"):
+        ask = {"step": 1, "after": nonsense}
+        assert "sample-step" in acme.client.get(url("job_samples", ran.public_id), ask).content.decode()
 
 
 @pytest.mark.django_db(transaction=True)  # a download closes its request's connection

@@ -104,9 +104,9 @@ def test_samples_of_the_newest_step_unless_one_is_asked_for(job):
         for step in (0, 3)
         for index in (1, 0)
     )
-    assert [(row.step, row.index) for row in selectors.job_samples(job)] == [(3, 0), (3, 1)]
-    assert [row.step for row in selectors.job_samples(job, step=0)] == [0, 0]
-    assert selectors.job_samples(job, step=2) == []
+    assert [(row.step, row.index) for row in selectors.job_samples_page(job).items] == [(3, 0), (3, 1)]
+    assert [row.step for row in selectors.job_samples_page(job, step=0).items] == [0, 0]
+    assert selectors.job_samples_page(job, step=2).items == []
 
 
 def test_checkpoints_newest_first_without_those_removed(job, tmp_path, django_assert_num_queries):

@@ -10,7 +10,7 @@ from django.utils import timezone
 from backend.common.errors import Forbidden, InvalidRequest, NotFound
 from backend.tenants.access import Actor, api_key_actor, require_admin, require_write, user_actor
 from backend.tenants.models import ApiKey, Membership, Role
-from backend.tenants.selectors import organizations_of
+from backend.tenants.selectors import api_key_find, api_keys, organizations_of
 from backend.tenants.services import (
     api_key_create,
     api_key_issue,
@@ -110,6 +110,41 @@ def test_an_admin_makes_no_key_above_itself(acme):
     admin = factories.actor(acme.organization, Role.ADMIN)
     with pytest.raises(InvalidRequest):
         api_key_create(actor=admin, name="ci", role=Role.OWNER)
+
+
+@pytest.mark.parametrize("name", ["", "  ", "x" * 101, "two\nlines", "nul\0"])
+def test_a_key_needs_a_name_worth_the_name(acme, name):
+    with pytest.raises(InvalidRequest) as caught:
+        api_key_create(actor=acme.owner, name=name)
+    assert caught.value.param == "name"
+    assert api_key_create(actor=acme.owner, name="x" * 100)[0].name == "x" * 100
+
+
+def test_keys_are_listed_valid_ones_first_for_their_organization_only(acme, northwind):
+    ApiKey.objects.all().delete()
+    first, second, third, fourth = (api_key_create(actor=acme.owner, name=n)[0] for n in "abcd")
+    theirs, _ = api_key_create(actor=northwind.owner, name="theirs")
+    api_key_revoke(actor=acme.owner, key=third)
+    api_key_revoke(actor=acme.owner, key=second)
+    assert api_keys(acme.organization) == [fourth, first, second, third]
+    assert api_keys(acme.organization, max_revoked=1) == [fourth, first, second]
+    assert api_keys(northwind.organization) == [theirs]
+
+
+def test_another_tenants_key_is_not_found(acme, northwind):
+    key, _ = api_key_issue(organization=acme.organization, name="ci")
+    assert api_key_find(acme.organization, key.pk) == key
+    for organization, pk in ((northwind.organization, key.pk), (acme.organization, 10**30)):
+        with pytest.raises(NotFound):
+            api_key_find(organization, pk)
+
+
+def test_members_and_viewers_revoke_no_keys(acme):
+    key, secret = api_key_issue(organization=acme.organization, name="ci")
+    for actor in (acme.member, acme.viewer):
+        with pytest.raises(Forbidden):
+            api_key_revoke(actor=actor, key=key)
+    assert api_key_actor(secret) is not None
 
 
 def test_an_organization_with_its_owner(stranger):

@@ -33,6 +33,9 @@ async function copyText(button) {
   setTimeout(() => (button.textContent = "Copy"), 1600);
 }
 
+// A reload must ask for the page again, not repeat the POST that answered with it.
+if (document.querySelector("[data-shown-once]")) history.replaceState(null, "", location.href);
+
 document.addEventListener("change", (event) => {
   event.target.closest("[data-submit-on-change]")?.submit();
 });

@@ -258,5 +258,6 @@ document.addEventListener("theme-changed", () => {
 drawCharts(state.figures);
 filterEvents();
 const asked = tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash);
-if (asked) select(asked);
+// htmx hears a tab that opens only after it has read the page, which it does at the same event, before us.
+if (asked) document.addEventListener("DOMContentLoaded", () => select(asked));
 follow();
