@@ -23,8 +23,8 @@ from frontend.web.doors import for_members, page
 
 #: Roles a key may have, and what it may do with each.
 ROLES = (
-    (Role.MEMBER, "Member: may create and cancel jobs, upload files"),
-    (Role.VIEWER, "Viewer: may only read"),
+    (Role.MEMBER, "Member: creates jobs and files"),
+    (Role.VIEWER, "Viewer: only reads"),
 )
 
 

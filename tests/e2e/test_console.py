@@ -407,6 +407,13 @@ def test_a_key_is_made_used_and_revoked(seat: Seat):
     expect(row).to_contain_text("Viewer")
     expect(row.get_by_title("UTC")).to_have_count(2)
     assert secret not in page.content()
+    page.get_by_label("Name").fill("CI")
+    page.get_by_role("button", name="Create key").click()
+    expect(page.locator("#secret")).to_be_visible()
+    seat.open("/jobs")
+    page.go_back()
+    expect(page.locator("tr", has_text="CI")).to_have_count(1)
+    expect(page.locator("#secret")).to_have_count(0)
 
     page.once("dialog", lambda dialog: dialog.dismiss())
     row.get_by_role("button", name="Revoke").click()
@@ -467,6 +474,7 @@ def test_pages_fit_wide_and_narrow_screens_in_both_themes(seat: Seat, scheme: st
         for screen in (WIDE, NARROW):
             page.set_viewport_size(screen)
             page.wait_for_function(PLOTS_FIT, timeout=LIVE_MS)
+            page.evaluate("scrollTo(0, 0)")
             assert not seat.is_wider_than_the_screen(), (name, screen)
             page.screenshot(path=PICTURES / f"{name}-{scheme}-{screen['width']}.png", full_page=True)
 

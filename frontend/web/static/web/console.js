@@ -33,8 +33,13 @@ async function copyText(button) {
   setTimeout(() => (button.textContent = "Copy"), 1600);
 }
 
-// A reload must ask for the page again, not repeat the POST that answered with it.
-if (document.querySelector("[data-shown-once]")) history.replaceState(null, "", location.href);
+// A reload must ask for the page again, not repeat the POST that answered with it; and the way back must not
+// find in the browser's memory what was shown once.
+const shownOnce = document.querySelector("[data-shown-once]");
+if (shownOnce) {
+  history.replaceState(null, "", location.href);
+  addEventListener("pagehide", () => shownOnce.remove());
+}
 
 document.addEventListener("change", (event) => {
   event.target.closest("[data-submit-on-change]")?.submit();
