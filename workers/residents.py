@@ -23,7 +23,7 @@ from workers.engines.sequences import Request, Rollout
 from workers.engines.weights import Weights, load_weights
 from workers.models.chat import ChatTokenizer
 from workers.protocol import DeviceRef
-from workers.rl.batching import Batch, Denominator, micro_batches
+from workers.rl.batching import Batch, Denominator, micro_batch_indices, micro_batches
 from workers.spec import RLConfig
 from workers.timing import Ran, Stopwatch
 from workers.train import checkpoint
@@ -221,11 +221,12 @@ class TrainerResident(_Resident):
     ) -> Ran[list[list[float]]]:
         """Log-probs of the sampled tokens, in the batch's order, by the run's or the reference weights."""
         watch = Stopwatch()
-        made: list[list[float]] = []
-        for first in range(0, len(batch), micro_batch_size):
-            part = batch.select(range(first, min(first + micro_batch_size, len(batch))))
-            made += self._compute(run_key, share, lambda p=part: self._loaded.logprobs(run_key, p, reference))
-        return watch.ran(made, _tokens(batch))
+        made: dict[int, list[float]] = {}
+        for indices in micro_batch_indices(batch, micro_batch_size):
+            part = batch.select(indices)
+            found = self._compute(run_key, share, lambda p=part: self._loaded.logprobs(run_key, p, reference))
+            made.update(zip(indices, found, strict=True))
+        return watch.ran([made[index] for index in range(len(batch))], _tokens(batch))
 
     def forward_backward(
         self, run_key: str, batch: Batch, denominator: Denominator, micro_batch_size: int, share: float

@@ -10,6 +10,7 @@ from tests.tiny import make_tiny
 from tests.workers.local import device
 from workers.engines.sequences import Request
 from workers.residents import ModelLoad, RolloutResident, RunClosed, TrainerResident
+from workers.rl.batching import Batch
 from workers.spec import RLConfig
 
 
@@ -73,3 +74,21 @@ def test_weights_that_are_not_there_are_a_load_error(tmp_path):
     made = RolloutResident(device(), str(tmp_path / "nothing"), "fp32")
     with pytest.raises(ModelLoad, match="nothing"):
         made.load()
+
+
+def test_log_probs_come_back_in_the_order_of_the_batch(trainer):
+    """Whatever the split, which goes by group and length."""
+    completions = [(5,), (6, 7, 8), (9, 10), (11, 12, 13, 14)]
+    batch = Batch(
+        groups=[1, 0, 1, 0],
+        prompts=[(20, 21), (22,), (20, 21), (22,)],
+        completions=completions,
+        engine_logprobs=[[0.0] * len(tokens) for tokens in completions],
+        advantages=[0.0] * 4,
+        keep=[True] * 4,
+    )
+    whole = trainer.logprobs("a", batch, 4, False, share=1.0).value
+    assert [len(values) for values in whole] == [1, 3, 2, 4]
+    split = trainer.logprobs("a", batch, 1, False, share=1.0).value
+    for one, other in zip(whole, split, strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
