@@ -212,11 +212,10 @@ def attempt_fail(*, attempt: Attempt, failure: Failure, stimulus: str) -> Reason
     if job.status != JobStatus.RUNNING:
         return reason
     lost = _fruitless_attempts(job)
-    if retry and lost < MAX_FRUITLESS_ATTEMPTS:
+    again = retry and lost < MAX_FRUITLESS_ATTEMPTS
+    if again:
         message = REASON_TEXT[reason].format(detail=failure.message)
         event_add(job=job, type=Event.Type.MESSAGE, level="warning", message=message)
-        retry_at = timezone.now() + timedelta(seconds=RETRY_AFTER_S[max(lost, 1) - 1])
-        Job.objects.filter(pk=job.pk).update(retry_at=retry_at)
         new, job_reason = JobStatus.QUEUED, reason
     else:
         new, job_reason = JobStatus.FAILED, Reason.TOO_MANY_ATTEMPTS if retry else reason
@@ -229,7 +228,18 @@ def attempt_fail(*, attempt: Attempt, failure: Failure, stimulus: str) -> Reason
         attempt=attempt,
         stimulus=stimulus,
     )
+    if again:
+        _hold_back(job, RETRY_AFTER_S[max(lost, 1) - 1])
     return reason
+
+
+def _hold_back(job: Job, seconds: float) -> None:
+    """No attempt starts before; the job says so while it waits."""
+    Job.objects.filter(pk=job.pk).update(
+        retry_at=timezone.now() + timedelta(seconds=seconds),
+        wait_code="retry",
+        wait_text=f"the next attempt starts {seconds:.0f} s after the last was lost",
+    )
 
 
 def _fruitless_attempts(job: Job) -> int:

@@ -173,6 +173,8 @@ def test_our_fault_is_credited_and_the_tenants_own_is_not(attempt, device, kind,
     job.refresh_from_db()
     assert (job.cost_micro_usd > 0) is billed
     assert job.status == (JobStatus.FAILED if billed else JobStatus.QUEUED)
+    assert (job.retry_at is None) is billed
+    assert job.wait_text == ("" if billed else "the next attempt starts 1 s after the last was lost")
 
 
 def test_what_the_ledger_has_closed_is_not_billed_again(attempt, device):
