@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +14,13 @@ from infra.embedded import paths, processes, sweep
 
 
 @pytest.fixture
-def var(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "var"
-    folder.mkdir()
-    yield folder
-    sweep.everything(folder)
+def var() -> Iterator[Path]:
+    """In a short place: below a long one, sockets lie elsewhere (what that does has tests of its own)."""
+    with tempfile.TemporaryDirectory(prefix="jigsaw-", dir="/tmp") as short:
+        folder = Path(short) / "var"
+        folder.mkdir()
+        yield folder
+        sweep.everything(folder)
 
 
 def start_python(code: str, *arguments: object) -> subprocess.Popen[str]:
