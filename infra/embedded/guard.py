@@ -19,6 +19,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while os.read(0, 4096):
         pass
+    if not (var / "run").is_dir():
+        return  # somebody removed it all meanwhile
     # The lock is free, since its holder is dead; holding it keeps a new start away until we are done.
     with processes.locked(sweep.up_lock(var), 5.0):
         sweep.everything(var)
