@@ -227,8 +227,7 @@ class Pipeline:
             text = f"Step {step + 1} trains nothing: no completion of it may be used."
             self._outbox.add(Log(level="warning", message=text))
             return {}
-        if self._rl.updates_per_step > 1 or self._rl.loss.kl_beta > 0:
-            batch = await self._with_logprobs(step, batch)
+        batch = await self._with_logprobs(step, batch)
         sums, norms, rate = Sums(), [], 0.0
         sequences = {worker: len(self._shard(batch, worker).groups) for worker in self._workers}
         async with self._desk.substages(SubStageKind.UPDATE, step, sequences) as turns:
@@ -252,23 +251,29 @@ class Pipeline:
         return batch.select(mine)
 
     async def _with_logprobs(self, step: int, batch: Batch) -> Batch:
-        """Add the log-probs before the update, and with a KL penalty those of the starting weights."""
+        """Add the log-probs that the update compares with.
+
+        Those before the update where it has several steps (in the first they are its own), and those of the
+        starting weights where a KL penalty asks for them.
+        """
+        if self._rl.updates_per_step > 1:
+            batch = batch.with_logprobs(old=await self._logprobs(step, batch, reference=False))
+        if self._rl.loss.kl_beta > 0:
+            batch = batch.with_logprobs(reference=await self._logprobs(step, batch, reference=True))
+        return batch
+
+    async def _logprobs(self, step: int, batch: Batch, *, reference: bool) -> list[list[float]]:
         shards = {worker: self._shard(batch, worker) for worker in self._workers}
         sequences = {worker: len(shard.groups) for worker, shard in shards.items()}
         size, key = self._rl.micro_batch_size, self._launch.run_key
-        kinds = (False, True) if self._rl.loss.kl_beta > 0 else (False,)
 
-        async def of_worker(worker: int, turn: Turn) -> list[list[list[float]]]:
+        async def of_worker(worker: int, turn: Turn) -> list[list[float]]:
             trainer = await self._fleet.trainer(worker, turn.device)
-            return [await turn.run(trainer.logprobs, key, shards[worker], size, kind) for kind in kinds]
+            return await turn.run(trainer.logprobs, key, shards[worker], size, reference)
 
         async with self._desk.substages(SubStageKind.LOGPROB, step, sequences) as turns:
             made = await together(*(of_worker(worker, turn) for worker, turn in turns.items()))
-        old, *reference = (
-            self._unshard(batch, {worker: lists[i] for worker, lists in zip(turns, made, strict=True)})
-            for i in range(len(kinds))
-        )
-        return batch.with_logprobs(old=old, reference=reference[0] if reference else None)
+        return self._unshard(batch, dict(zip(turns, made, strict=True)))
 
     def _unshard(self, batch: Batch, parts: dict[int, list[list[float]]]) -> list[list[float]]:
         """Values per worker, back in the batch's order."""

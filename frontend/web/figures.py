@@ -74,7 +74,7 @@ CHARTS = (
     Chart("entropy", "Entropy", "#cc79a7"),
     Chart("completion_length", "Completion length", "#0072b2", digits=1, floor=True),
     Chart("tokens_per_s", "Tokens per second", "#e69f00", digits=0, floor=True),
-    Chart(COST, "Cost", "#009e73", digits=4, tick="$", floor=True),
+    Chart(COST, "Cost", "#009e73", digits=6, tick="$", floor=True),
     Chart("mismatch", "Engine–trainer mismatch", "#a3406f", digits=4, floor=True),
     Chart("grad_norm", "Gradient norm", "#56b4e9", floor=True),
     Chart("clip_fraction", "Clipped tokens", "#d55e00", floor=True),

@@ -94,11 +94,13 @@ def duration(seconds: float | None) -> str:
 
 
 def usd(micro_usd: int) -> str:
-    """Micro-dollars to a person; cents hide what a small job costs, so small amounts keep four decimals."""
+    """Micro-dollars to a person: the smaller the amount, the more decimals, down to the ledger's own."""
     sign, amount = ("-" if micro_usd < 0 else ""), abs(micro_usd)
     if amount >= 10_000_000:
         return f"{sign}${amount / 1_000_000:,.2f}"
-    return f"{sign}${amount / 1_000_000:.4f}"
+    if amount >= 10_000 or amount == 0:
+        return f"{sign}${amount / 1_000_000:.4f}"
+    return f"{sign}${amount / 1_000_000:.6f}"
 
 
 def ago(moment: datetime | None, now: datetime) -> str:

@@ -87,7 +87,9 @@ def admit(draft: Draft) -> Draft:
 
 
 def _reason(running: int) -> str:
-    return f"fits; its organization runs on {texts.count(running, 'device')}"
+    if running == 0:
+        return "it fits, and nothing else of its organization runs"
+    return f"it fits beside its organization's jobs on {texts.count(running, 'device')}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,10 +67,11 @@ def test_durations(seconds, said):
     ("micro_usd", "said"),
     [
         (0, "$0.0000"),
-        (4_920, "$0.0049"),
+        (4_920, "$0.004920"),
+        (49_200, "$0.0492"),
         (9_999_999, "$10.0000"),
         (12_345_678, "$12.35"),
-        (-1_500, "-$0.0015"),
+        (-1_500, "-$0.001500"),
     ],
 )
 def test_money(micro_usd, said):
@@ -118,4 +119,4 @@ def test_every_event_reads_as_a_line():
     assert words.event_text(Event(type=Event.Type.SUBSTAGE, data=data[Event.Type.SUBSTAGE])) == (
         "Step 3: decode on the host, 1.50 s."
     )
-    assert words.event_text(Event(type=Event.Type.COST, data=data[Event.Type.COST])) == "$0.0049 so far."
+    assert words.event_text(Event(type=Event.Type.COST, data=data[Event.Type.COST])) == "$0.004920 so far."

@@ -101,6 +101,7 @@ def test_log_probs_are_computed_only_where_they_are_used(model, rows, cluster, t
         ("plain", {}, 0),
         ("updates", {"updates_per_step": 3}, 1),
         ("penalty", {"loss": {"kl_beta": 0.1}}, 1),
+        ("both", {"updates_per_step": 3, "loss": {"kl_beta": 0.1}}, 2),
     ):
         reports = asyncio.run(run(attempt(model, rows, tmp_path / name, {"steps": 1, **rl})))
         kinds = Counter(offer.kind for offer in of_kind(reports, Offer))
