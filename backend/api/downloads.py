@@ -10,6 +10,8 @@ from pathlib import Path
 from django.db import connections
 from django.http import StreamingHttpResponse
 
+from backend.common.errors import NotFound
+
 CHUNK = 1 << 18
 BLOCK = 512
 END = b"\0" * 2 * BLOCK
@@ -63,6 +65,19 @@ def download(
 async def _off_the_loop(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
     while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
         yield chunk
+
+
+def checkpoint_download(job_id: str, folder: Path) -> StreamingHttpResponse:
+    """A checkpoint's folder as a tar, below the folder's own name."""
+    if not folder.is_dir():
+        raise NotFound("The checkpoint's content is gone.")
+    entries = members(folder, root=folder.name)
+    return download(
+        tar_chunks(entries),
+        size=tar_bytes(entries),
+        filename=f"{job_id}-{folder.name}.tar",
+        content_type="application/x-tar",
+    )
 
 
 def _header(name: str, size: int) -> bytes:

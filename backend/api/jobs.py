@@ -12,8 +12,8 @@ from rest_framework.response import Response
 
 from backend.api import shapes
 from backend.api.base import ApiView, actor_of, listed, one_of, stimulus_of, whole
-from backend.api.downloads import download, members, tar_bytes, tar_chunks
-from backend.common.errors import InvalidRequest, NotFound
+from backend.api.downloads import checkpoint_download
+from backend.common.errors import InvalidRequest
 from backend.jobs import selectors
 from backend.jobs.access import job_access, job_checkpoint_access
 from backend.jobs.services import job_cancel, job_create
@@ -103,20 +103,9 @@ class JobCheckpoints(ApiView):
 
 
 class JobCheckpointContent(ApiView):
-    """The checkpoint's folder as a tar, below the folder's own name."""
-
     def get(self, request: Request, job_id: str, checkpoint_id: str) -> StreamingHttpResponse:
         produced = job_checkpoint_access(actor_of(request), job_id, checkpoint_id)
-        folder = Path(produced.checkpoint.path)
-        if not folder.is_dir():
-            raise NotFound("The checkpoint's content is gone.")
-        entries = members(folder, root=folder.name)
-        return download(
-            tar_chunks(entries),
-            size=tar_bytes(entries),
-            filename=f"{job_id}-{folder.name}.tar",
-            content_type="application/x-tar",
-        )
+        return checkpoint_download(job_id, Path(produced.checkpoint.path))
 
 
 class JobTransitions(ApiView):
