@@ -72,7 +72,8 @@ def environment(var: Path) -> dict[str, str]:
 
 
 def _folder(var: Path) -> Path:
-    return var / "ray"
+    """Below ``run/``, which is ours alone: Ray opens its own folder, with its sockets, to everybody."""
+    return var / "run" / "ray"
 
 
 def _record(var: Path) -> Path:
@@ -152,6 +153,7 @@ def _command(var: Path, port: int, cpus: int, object_store_bytes: int) -> list[s
 
 def _start(var: Path, cpus: int, object_store_bytes: int) -> str:
     _make_token(var)
+    (var / "run").chmod(0o700)
     paths.make_socket_folder(_folder(var), _LONGEST)
     _drop_old_sessions(_folder(var))
     (_folder(var) / "address").unlink(missing_ok=True)

@@ -37,6 +37,8 @@ def test_head_serves_its_own_clients_and_ends_with_its_workers(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     address = ray_head.ensure(var, cpus=1, object_store_bytes=100_000_000)
     assert ray_head.ensure(var, cpus=1) == address == ray_head.running(var)
+    # Ray opens its own folder to everybody; what is above it does not.
+    assert (var / "run").stat().st_mode & 0o777 == 0o700
     assert stat.S_IMODE((var / "run" / "ray_token").stat().st_mode) == 0o600
 
     for name, value in ray_head.environment(var).items():
