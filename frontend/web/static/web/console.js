@@ -22,6 +22,11 @@ document.addEventListener("click", (event) => {
   if (copy) copyText(copy);
 });
 
+// A button that htmx handles would swallow a click that comes before htmx is there: it waits, disabled.
+htmx.onLoad((part) => {
+  for (const button of part.querySelectorAll("button[data-ready]")) button.disabled = false;
+});
+
 async function copyText(button) {
   const text = document.querySelector(button.dataset.copy).textContent;
   try {
