@@ -24,6 +24,15 @@ class IllegalTransition(Exception):
     """An edge that the table of states does not have: a bug of the caller."""
 
 
+def _update_if_still(row: Job | Attempt, old: str, changes: dict[str, object]) -> bool:
+    """Write the changes if the row's status is what the caller has read; False, and nothing, if it is not."""
+    if not type(row).objects.filter(pk=row.pk, status=old).update(**changes):
+        return False
+    for name, value in changes.items():
+        setattr(row, name, value)
+    return True
+
+
 @transaction.atomic(savepoint=False)
 def job_status_change(
     *,
@@ -56,10 +65,8 @@ def job_status_change(
         changes["started_at"] = now
     if new in JOB_TERMINAL:
         changes["finished_at"] = now
-    if not Job.objects.filter(pk=job.pk, status=old).update(**changes):
+    if not _update_if_still(job, old, changes):
         return False
-    for name, value in changes.items():
-        setattr(job, name, value)
     Transition.objects.create(
         job=job,
         attempt=attempt,
@@ -96,10 +103,8 @@ def attempt_status_change(
     changes: dict[str, object] = {"status": new, "reason": reason, "detail": detail}
     if new in ATTEMPT_TERMINAL:
         changes["ended_at"] = timezone.now()
-    if not Attempt.objects.filter(pk=attempt.pk, status=old).update(**changes):
+    if not _update_if_still(attempt, old, changes):
         return False
-    for name, value in changes.items():
-        setattr(attempt, name, value)
     Transition.objects.create(
         job_id=attempt.job_id,
         attempt=attempt,
