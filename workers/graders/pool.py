@@ -5,30 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from workers.graders.run import ErrorType, GradeInput, GradeResult, grade_batch
+from workers.graders.run import GradeInput, GradeResult, grade_batch
 from workers.sandbox.pool import SandboxPool
 from workers.spec import Grader
 from workers.timing import Ran, Stopwatch
-
-CLOSED = "the run was closed", ErrorType.SANDBOX
 
 
 class GraderPool:
     def __init__(self) -> None:
         # At least two, so that one run's slow grades cannot keep all others waiting.
         self._sandbox = SandboxPool(max(2, os.cpu_count() or 1))
-        self._closed: set[str] = set()
 
     def grade(
         self, owner: str, grader: Grader, samples: Sequence[GradeInput], share: float
     ) -> Ran[list[GradeResult]]:
         """One result per sample. ``share`` is of no device: graders run beside the devices."""
-        if owner in self._closed:  # a call that was still on its way here
-            return Stopwatch().ran([GradeResult(None, *CLOSED) for _ in samples], 0)
         watch = Stopwatch()
         return watch.ran(grade_batch(grader, samples, pool=self._sandbox, owner=owner), 0)
 
     def close(self, owner: str) -> None:
         """Stop grading for the owner, at once and for good, and end its processes."""
-        self._closed.add(owner)
         self._sandbox.cancel(owner)

@@ -6,7 +6,7 @@
 
 ``size`` calls run at a time. Owners with calls to make share them evenly, so calls that take until their
 limit slow their own owner down and leave the others their part; with more owners than ``size`` they take
-turns. ``cancel`` ends an owner's batches in mid-call.
+turns. ``cancel`` ends an owner's batches in mid-call, and those still to come.
 
 A process serves one (owner, source) for life: between batches it waits warm for its key; it is killed when
 others need the room, after ``MAX_CALLS`` calls, and after a failure of its own.
@@ -72,6 +72,7 @@ class SandboxPool:
         self._scratch_root = scratch_root
         self._lock = threading.Lock()
         self._closed = False
+        self._cancelled: set[str] = set()
         self._batch_numbers = itertools.count()
         self._idle: list[tuple[Key, SandboxProcess]] = []  # the longest unused first
         self._leased: dict[SandboxProcess, Batch] = {}
@@ -110,6 +111,8 @@ class SandboxPool:
         batch = Batch(key, name, calls, timeout_s, load_timeout_s or timeout_s, paths)
         with self._lock:
             self._batches.append(batch)
+            if name in self._cancelled:  # a call that was still on its way here
+                cancel(batch)
         try:
             self._fill()
             return [result.result() for result in batch.results]
@@ -122,12 +125,12 @@ class SandboxPool:
                 self._evict([process for at, process in self._idle_now() if at == key])
 
     def cancel(self, owner: str) -> None:
-        """End the owner's batches now, calls in progress too, and its processes; others notice nothing."""
+        """End the owner's batches, now and for good, and its processes; others notice nothing."""
         with self._lock:
+            self._cancelled.add(owner)
             for batch in self._batches:
                 if batch.owner == owner:
-                    batch.broken = cancelled()
-                    drain(batch, batch.broken)
+                    cancel(batch)
             for process, batch in self._leased.items():
                 if batch.owner == owner:
                     process.interrupt()
@@ -150,13 +153,18 @@ class SandboxPool:
     def _fill(self) -> None:
         """Start as many calls as there is room for."""
         with self._lock:
+            while not self._closed and (batch := self._next()) is not None:
+                try:
+                    self._threads.submit(self._turn, batch, *batch.pending[0])
+                except RuntimeError:  # the interpreter is ending, and starts no thread any more
+                    self._closed = True
+                    break
+                batch.pending.popleft()
+                batch.running += 1
+                batch.turn = next(self._turns)
             if self._closed:
                 for batch in self._batches:
                     drain(batch, closed())
-            while (batch := self._next()) is not None:
-                batch.running += 1
-                batch.turn = next(self._turns)
-                self._threads.submit(self._turn, batch, *batch.pending.popleft())
 
     def _next(self) -> Batch | None:
         """Whose turn it is: of the owners below their share, the batch that has waited longest."""
@@ -241,6 +249,11 @@ class SandboxPool:
             process.kill()
 
 
+def cancel(batch: Batch) -> None:
+    batch.broken = CallResult(None, "the grading was cancelled", FailureKind.SANDBOX)
+    drain(batch, batch.broken)
+
+
 def drain(batch: Batch, result: CallResult) -> None:
     """Answer the calls that have not begun."""
     while batch.pending:
@@ -249,10 +262,6 @@ def drain(batch: Batch, result: CallResult) -> None:
 
 def closed() -> CallResult:
     return CallResult(None, "the sandbox pool was closed", FailureKind.SANDBOX)
-
-
-def cancelled() -> CallResult:
-    return CallResult(None, "the grading was cancelled", FailureKind.SANDBOX)
 
 
 def sweep(root: Path) -> None:

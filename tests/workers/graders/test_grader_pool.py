@@ -22,7 +22,7 @@ def test_a_closed_owner_is_graded_no_more() -> None:
     thread = threading.Thread(target=lambda: found.append(pool.grade("run", ENDLESS, SAMPLES, 1.0)))
     begun = time.monotonic()
     thread.start()
-    pool.close("run")
+    pool.close("run")  # before its first call, amid it, or between: all the same
     thread.join(30)
     assert time.monotonic() - begun < 30
     late = pool.grade("run", ONE, SAMPLES, 1.0)

@@ -385,6 +385,25 @@ def test_cancel_ends_an_owners_grades_and_no_one_elses(tmp_path, shared):
         pool.cancel("nobody")
 
 
+def test_a_cancelled_owner_gets_no_further_call(pool):
+    pool.cancel("a")
+    assert one(pool, LENGTH, owner="a").error == "the grading was cancelled"
+    assert one(pool, LENGTH, owner="b").score == 0.75
+
+
+def test_an_interpreter_that_ends_does_not_wait_for_calls_it_cannot_start():
+    """Once it ends, no executor takes work: the calls that are left are answered, else their caller waits forever."""
+    program = f"""
+import threading
+from workers.sandbox.pool import SandboxPool
+pool = SandboxPool(1)
+calls = [({{}}, {{}})] * 5
+threading.Thread(target=lambda: print(pool.grade({ENDLESS!r}, calls, 1.0)[-1].error)).start()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout.strip()) == (0, "the sandbox pool was closed")
+
+
 def test_close_ends_a_grade_in_progress(tmp_path):
     pool = SandboxPool(1, scratch_root=tmp_path)
     results = []
