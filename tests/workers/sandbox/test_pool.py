@@ -392,7 +392,7 @@ def test_a_cancelled_owner_gets_no_further_call(pool):
 
 
 def test_an_interpreter_that_ends_does_not_wait_for_calls_it_cannot_start():
-    """Once it ends, no executor takes work: the calls that are left are answered, else their caller waits forever."""
+    """Once it ends, no executor takes work: calls that are left must be answered, or their caller waits."""
     program = f"""
 import threading
 from workers.sandbox.pool import SandboxPool
