@@ -1,0 +1,293 @@
+"""What the work of each model costs where it was measured: on a group of 4 H100, or (SmolLM2) on a CPU.
+
+    decode forward of n sequences with S tokens of context in all:  a + b n + c S        ms
+    prefill forward of T tokens:                                     a + b T              ms
+    log-probs and update of M million tokens:                        fixed + slope M      s
+
+The fits of decode and prefill, and of the 4B's training, are those of the public logs (see
+calibration/README.md); R squared of the decode fits is 0.86 to 0.98. Training of the other models is fitted
+here to ``step_times.csv``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from statistics import fmean, median
+
+from scheduler.sim.measured import StepTimes, cpu_decode_ms, step_times
+
+#: Wall seconds of generation per second of forwards: 1.2 to 1.35 in the logs. The surplus is the host's
+#: (scheduling, sampling, detokenising), and the device idles meanwhile.
+HOST = 1.27
+#: Tokens of one prefill forward at most: the engine's usual limit of a batch.
+PREFILL_CHUNK = 8192
+#: Bytes of a weight or of a cached key or value: bf16.
+BF16 = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """Numbers of the public configurations. ``parameters`` counts tied embeddings once."""
+
+    parameters: float
+    layers: int
+    hidden: int
+    kv_heads: int
+    head: int
+    vocabulary: int
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of all layers."""
+        return 2 * self.layers * self.kv_heads * self.head * BF16
+
+    @property
+    def weights_bytes(self) -> int:
+        return round(self.parameters * BF16)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """``fixed + slope * x``."""
+
+    fixed: float
+    slope: float
+
+    def at(self, x: float) -> float:
+        return self.fixed + self.slope * x
+
+    def scaled(self, fixed: float = 1.0, slope: float = 1.0) -> Line:
+        return Line(self.fixed * fixed, self.slope * slope)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCost:
+    """Costs of one model on a device of ``gpus`` GPUs. ``decode`` is (a, b, c) in ms; ``prefill`` in ms by
+    tokens; ``old_logprob``, ``reference`` and ``update`` in seconds by million tokens of the step;
+    ``weight_sync`` seconds.
+    """
+
+    name: str
+    architecture: Architecture
+    decode: tuple[float, float, float]
+    prefill: Line
+    old_logprob: Line
+    reference: Line
+    update: Line
+    weight_sync: float
+    gpus: int = 4
+    lora: bool = False
+
+    def prefill_seconds(self, tokens: float) -> float:
+        """Wall seconds; forwards of at most ``PREFILL_CHUNK`` tokens."""
+        forwards = -(-int(tokens) // PREFILL_CHUNK)
+        return HOST * (forwards * self.prefill.fixed + self.prefill.slope * tokens) / 1000
+
+    def training_seconds(self, line: Line, tokens: float, gpus: int) -> float:
+        """Token work is divided by the GPUs; loading and launching are not."""
+        return line.fixed + self.token_seconds(line, tokens, gpus)
+
+    def token_seconds(self, line: Line, tokens: float, gpus: int) -> float:
+        """The part of ``training_seconds`` that grows with the tokens."""
+        return line.slope * tokens / 1e6 * self.gpus / gpus
+
+
+#: Of an update, forward (2 N flops a token) and gradients of activations (2 N) remain; gradients of the
+#: frozen weights (2 N of 6 N) are gone.
+LORA_UPDATE_WORK = 2 / 3
+#: The fixed part of an update moves weights, gradients, fp32 masters and two moments (2 + 4 + 4 + 8 bytes a
+#: parameter) between host and device; with adapters only the bf16 weights (2).
+LORA_UPDATE_FIXED = 2 / 18
+
+
+def lora(cost: ModelCost) -> ModelCost:
+    """The same model when only adapters are trained.
+
+    The reference is the base without its adapter: one forward, as before. Log-probs and the weight sync keep
+    their measured times: an upper bound, since less is loaded and sent.
+    """
+    update = cost.update.scaled(LORA_UPDATE_FIXED, LORA_UPDATE_WORK)
+    return replace(cost, update=update, lora=True)
+
+
+def fit(points: Iterable[tuple[float, float]]) -> Line:
+    """Least squares of ``fixed + slope * x`` with both at least 0."""
+    pairs = list(points)
+    mean_x, mean_y = fmean(x for x, _ in pairs), fmean(y for _, y in pairs)
+    spread = sum((x - mean_x) ** 2 for x, _ in pairs)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in pairs) / spread
+    if slope < 0:
+        return Line(mean_y, 0.0)
+    if mean_y < slope * mean_x:
+        return Line(0.0, sum(x * y for x, y in pairs) / sum(x * x for x, _ in pairs))
+    return Line(mean_y - slope * mean_x, slope)
+
+
+@cache
+def cost(model: str) -> ModelCost:
+    """Raises ``KeyError`` for models that were not measured."""
+    return _COSTS[model]()
+
+
+# ---------------------------------------------------------------- the models
+
+ARCHITECTURES = {
+    "qwen3-0.6b": Architecture(0.596e9, 28, 1024, 8, 128, 151_936),
+    "qwen3-4b": Architecture(4.02e9, 36, 2560, 8, 128, 151_936),
+    "qwen3-4b-instruct": Architecture(4.02e9, 36, 2560, 8, 128, 151_936),
+    "qwen3-8b": Architecture(8.19e9, 36, 4096, 8, 128, 151_936),
+    "llama3.1-8b": Architecture(8.03e9, 32, 4096, 8, 128, 128_256),
+    "deepseek-r1-distill-14b": Architecture(14.77e9, 48, 5120, 8, 128, 152_064),
+    "qwen3-32b": Architecture(32.76e9, 64, 5120, 8, 128, 151_936),
+    "smollm2-135m": Architecture(0.135e9, 30, 576, 3, 64, 49_152),
+}
+
+
+#: The 4B's prefill: middles of the ranges of the logs, 25-31 and 0.002-0.005 ms.
+_PREFILL_4B = Line(28.0, 0.0035)
+#: Llama's: 15-22 and 0.007-0.008 ms. The slope of Qwen3-8B in the logs, 0.003-0.005, would be above 80 % of
+#: the peak (prompts of a group share their prefix there), so it has Llama's, whose size it has.
+_PREFILL_LLAMA = Line(18.5, 0.0075)
+_PREFILL_8B = Line(23.0, _PREFILL_LLAMA.slope)
+#: 20-30 and 0.025-0.032 ms.
+_PREFILL_32B = Line(25.0, 0.0285)
+
+
+def _between(low: str, high: str, model: str) -> float:
+    """Where a model lies between two others, by parameters."""
+    least, most, own = (ARCHITECTURES[name].parameters for name in (low, high, model))
+    return (own - least) / (most - least)
+
+
+def _ratio(model: str, to: str) -> float:
+    return ARCHITECTURES[model].parameters / ARCHITECTURES[to].parameters
+
+
+def _rows(model: str) -> list[StepTimes]:
+    """The runs of a model."""
+    found = [row for row in step_times().values() if model in row.run]
+    return [row for row in found if model != "qwen3-4b" or "instruct" not in row.run]
+
+
+def _fitted(
+    model: str, decode: tuple[float, float, float], prefill: Line, rows: list[StepTimes]
+) -> ModelCost:
+    """Training fitted to the model's own runs: three of Qwen3-0.6B and Qwen3-8B, six of Llama."""
+    return ModelCost(
+        name=model,
+        architecture=ARCHITECTURES[model],
+        decode=decode,
+        prefill=prefill,
+        old_logprob=fit((row.tokens / 1e6, row.old_logprob) for row in rows),
+        reference=fit((row.tokens / 1e6, row.reference) for row in rows),
+        update=fit((row.tokens / 1e6, row.update) for row in rows),
+        weight_sync=median(row.weight_sync for row in rows),
+    )
+
+
+def _qwen_06b() -> ModelCost:
+    """No prefill was fitted: the 4B's, its launches as those of decode, its tokens by parameters."""
+    prefill = _PREFILL_4B.scaled(2.86 / 3.74, _ratio("qwen3-0.6b", "qwen3-4b"))
+    return _fitted("qwen3-0.6b", (2.86, 0.0093, 8.7e-6), prefill, _rows("qwen3-0.6b"))
+
+
+def _qwen_4b(model: str, decode: tuple[float, float, float]) -> ModelCost:
+    """Both 4B models train alike; the fit of the logs is of all their runs."""
+    return ModelCost(
+        name=model,
+        architecture=ARCHITECTURES[model],
+        decode=decode,
+        prefill=_PREFILL_4B,
+        old_logprob=Line(5.5, 9.1),
+        reference=Line(5.3, 9.3),
+        update=Line(10.5, 34.3),
+        weight_sync=median(row.weight_sync for row in _rows(model)),
+    )
+
+
+def _qwen_8b() -> ModelCost:
+    return _fitted("qwen3-8b", (4.62, 0.0095, 1.37e-5), _PREFILL_8B, _rows("qwen3-8b"))
+
+
+def _llama_8b() -> ModelCost:
+    return _fitted("llama3.1-8b", (4.27, 0.0067, 1.30e-5), _PREFILL_LLAMA, _rows("llama3.1-8b"))
+
+
+def _grown(model: str, decode: tuple[float, float, float], prefill: Line, weight_sync: float) -> ModelCost:
+    """Training of Qwen3-8B by parameters: the 14B has one run, the 32B none."""
+    small, times = _qwen_8b(), _ratio(model, "qwen3-8b")
+    return replace(
+        small,
+        name=model,
+        architecture=ARCHITECTURES[model],
+        decode=decode,
+        prefill=prefill,
+        old_logprob=small.old_logprob.scaled(times, times),
+        reference=small.reference.scaled(times, times),
+        update=small.update.scaled(times, times),
+        weight_sync=weight_sync,
+    )
+
+
+def _deepseek_14b() -> ModelCost:
+    """Decode and prefill lie between those of Qwen3-8B and Qwen3-32B, by parameters."""
+    part = _between("qwen3-8b", "qwen3-32b", "deepseek-r1-distill-14b")
+    small, large = _qwen_8b(), _qwen_32b()
+    decode = tuple(low + part * (high - low) for low, high in zip(small.decode, large.decode, strict=True))
+    prefill = Line(
+        small.prefill.fixed + part * (large.prefill.fixed - small.prefill.fixed),
+        small.prefill.slope + part * (large.prefill.slope - small.prefill.slope),
+    )
+    seconds = step_times()["aime-deepseek"].weight_sync
+    return _grown("deepseek-r1-distill-14b", (decode[0], decode[1], decode[2]), prefill, seconds)
+
+
+def _qwen_32b() -> ModelCost:
+    seconds = median(row.weight_sync for row in _rows("qwen3-8b")) * _ratio("qwen3-32b", "qwen3-8b")
+    return _grown("qwen3-32b", (10.3, 0.018, 2.5e-5), _PREFILL_32B, seconds)
+
+
+#: What a second thread is worth to SmolLM2 on the CPU; derived in ``devices.CPU_ALONE``.
+CPU_DECODE_GAIN = 1.19
+CPU_COMPUTE_GAIN = 1.52
+#: Of forward and backward together, a forward alone takes 5.5 of 22.5 s (7,168 tokens, two threads).
+_CPU_FORWARD = 5.5 / 22.5
+
+
+def _smollm2() -> ModelCost:
+    """On a CPU device of two threads, with adapters. One thread was measured, two are faster by the gains
+    above.
+
+    The step at batches of 1 to 16 does not grow with the batch, so the line is 19 % too fast at batch 1.
+    """
+    line = fit((batch, ms) for batch, ms in cpu_decode_ms())
+    update = Line(0.0, 5.2 / 1024 * 1e6 / CPU_COMPUTE_GAIN)
+    forward = update.scaled(1.0, _CPU_FORWARD)
+    own = ARCHITECTURES["smollm2-135m"]
+    a, b = (ms / CPU_DECODE_GAIN / HOST for ms in (line.fixed, line.slope))
+    return ModelCost(
+        name="smollm2-135m",
+        architecture=own,
+        decode=(a, b, 0.0),
+        prefill=Line(a, forward.slope * 1e-3),
+        old_logprob=forward,
+        reference=forward,
+        update=update,
+        weight_sync=0.1,
+        gpus=1,
+        lora=True,
+    )
+
+
+_COSTS: dict[str, Callable[[], ModelCost]] = {
+    "qwen3-0.6b": _qwen_06b,
+    "qwen3-4b": lambda: _qwen_4b("qwen3-4b", (3.74, 0.0088, 1.35e-5)),
+    "qwen3-4b-instruct": lambda: _qwen_4b("qwen3-4b-instruct", (3.95, 0.0087, 1.31e-5)),
+    "qwen3-8b": _qwen_8b,
+    "llama3.1-8b": _llama_8b,
+    "deepseek-r1-distill-14b": _deepseek_14b,
+    "qwen3-32b": _qwen_32b,
+    "smollm2-135m": _smollm2,
+}
