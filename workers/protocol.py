@@ -41,6 +41,7 @@ class SubStageKind(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     TAIL = "tail"
+    TOOL = "tool"
     GRADE = "grade"
     LOGPROB = "logprob"
     UPDATE = "update"
@@ -48,7 +49,7 @@ class SubStageKind(StrEnum):
 
     @property
     def needs_device(self) -> bool:
-        return self is not SubStageKind.GRADE
+        return self not in (SubStageKind.TOOL, SubStageKind.GRADE)
 
 
 class FailureKind(StrEnum):

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from scheduler.core import texts
+from scheduler.core.crowd import Crowd
 from scheduler.core.draft import Draft, ready_devices
 from scheduler.core.memory import Load, Memory, Shelves
 from scheduler.core.order import admission_clocks, ahead_of, fair_order, later
@@ -28,11 +29,19 @@ from scheduler.core.state import (
     DeviceState,
     Evict,
     Pipeline,
+    Policy,
     QueuedJob,
     Refusal,
     RefusalCode,
     Snapshot,
 )
+
+#: What a job that fits the pool and its tenant's limit may wait for.
+WAITING = {
+    RefusalCode.NO_DEVICES: "devices",
+    RefusalCode.MEMORY: "memory",
+    RefusalCode.LATENCY: "devices that are less busy",
+}
 
 
 def admit(draft: Draft) -> Draft:
@@ -40,7 +49,7 @@ def admit(draft: Draft) -> Draft:
     tenants = {tenant.id: tenant for tenant in snapshot.tenants}
     clocks = admission_clocks(snapshot.pipelines, tenants)
     pool = Pool.of(snapshot.devices)
-    rooms = _Rooms(snapshot, draft.policy.max_pipelines_per_device)
+    rooms = _Rooms(snapshot, draft.policy)
     running: Counter[int] = Counter()
     for pipeline in snapshot.pipelines:
         running[pipeline.tenant] += pipeline.devices
@@ -49,7 +58,7 @@ def admit(draft: Draft) -> Draft:
 
     actions: list[Admit | Evict] = []
     refusals: list[Refusal] = []
-    waiting: dict[RefusalCode, list[QueuedJob]] = {RefusalCode.MEMORY: [], RefusalCode.NO_DEVICES: []}
+    waiting: dict[RefusalCode, list[QueuedJob]] = {code: [] for code in WAITING}
     for job in fair_order(snapshot.queue, clocks):
         limit = tenants[job.tenant].max_devices
         if (refusal := pool.hopeless(job)) is not None:
@@ -70,7 +79,7 @@ def admit(draft: Draft) -> Draft:
             spoken_for[job.tenant] += job.devices
             clocks[job.tenant] = later(clocks[job.tenant], job.devices / tenants[job.tenant].weight)
         else:
-            waiting[RefusalCode.MEMORY].append(job)
+            waiting[rooms.lacking(job)].append(job)
             spoken_for[job.tenant] += job.devices
             quota_queue[job.tenant] += 1
 
@@ -80,9 +89,10 @@ def admit(draft: Draft) -> Draft:
     for job, ahead in ahead_of(waiting[RefusalCode.NO_DEVICES], clocks, cost):
         text = texts.not_ready(job.devices, pool.ready_enough(job))
         refusals.append(Refusal(RefusalCode.NO_DEVICES, text, job=job.id, ahead=ahead))
-    for job, ahead in ahead_of(waiting[RefusalCode.MEMORY], clocks, cost):
-        text = texts.waiting("memory", ahead)
-        refusals.append(Refusal(RefusalCode.MEMORY, text, job=job.id, ahead=ahead))
+    for code, what in WAITING.items():
+        if code is not RefusalCode.NO_DEVICES:
+            for job, ahead in ahead_of(waiting[code], clocks, cost):
+                refusals.append(Refusal(code, texts.waiting(what, ahead), job=job.id, ahead=ahead))
     return replace(draft, kept=rooms.kept).with_actions(actions).with_refusals(refusals)
 
 
@@ -136,8 +146,9 @@ def _at_least(ascending: list[int], least: int) -> int:
 class _Rooms:
     """Memory of the READY devices while homes are given; ``kept`` fills when the first load must wait."""
 
-    def __init__(self, snapshot: Snapshot, limit: int) -> None:
-        self._memory = Memory(snapshot, limit)
+    def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
+        self._memory = Memory(snapshot, policy.max_pipelines_per_device)
+        self._crowd = Crowd(snapshot, policy) if policy.capped else None
         self._ready = ready_devices(snapshot)
         self._shelves = Shelves(self._memory, self._ready)
         self.kept: frozenset[str] = frozenset()
@@ -152,15 +163,31 @@ class _Rooms:
         return self._take(job, job.devices, own=frozenset())
 
     def _take(self, load: QueuedJob | Pipeline, devices: int, own: frozenset[str]) -> tuple[str, ...]:
-        fitting = (name for name in self._shelves.candidates(load) if name not in own)
+        fitting = (n for n in self._shelves.candidates(load) if n not in own and self._welcome(n, load))
         chosen = tuple(islice(fitting, devices))
         if len(chosen) < devices:
             self._keep(load, devices, own)
             return ()
-        for name in chosen:
+        for worker, name in enumerate(chosen):
             self._memory.add(name, load)
             self._shelves.put(name)
+            if self._crowd is not None:
+                self._crowd.add(name, load, worker)
         return chosen
+
+    def _welcome(self, name: str, load: QueuedJob | Pipeline) -> bool:
+        """Whether nobody would miss a latency cap, whichever of its workers came."""
+        return self._crowding(name, load) <= 0
+
+    def _crowding(self, name: str, load: QueuedJob | Pipeline) -> float:
+        if self._crowd is None:
+            return 0.0
+        return max(self._crowd.excess(name, load, worker) for worker in range(load.devices))
+
+    def lacking(self, job: QueuedJob) -> RefusalCode:
+        """What the job that found no room waits for."""
+        with_memory = sum(1 for _ in islice(self._shelves.candidates(job), job.devices))
+        return RefusalCode.LATENCY if with_memory >= job.devices else RefusalCode.MEMORY
 
     def _keep(self, load: QueuedJob | Pipeline, devices: int, own: frozenset[str]) -> None:
         """Keep the devices that lack least for the first load that must wait."""
@@ -168,7 +195,7 @@ class _Rooms:
             return
         need = load.weights_bytes + load.run_bytes
         large = [n for n in self._ready if n not in own and self._memory.capacity[n] >= need]
-        large.sort(key=lambda name: (self._memory.shortage(name, load), name))
+        large.sort(key=lambda n: (self._memory.shortage(n, load), max(0.0, self._crowding(n, load)), n))
         self.kept = frozenset(large[:devices])
         for name in self.kept:
             self._shelves.take(name)

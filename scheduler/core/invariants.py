@@ -129,6 +129,8 @@ def illegal(snapshot: Snapshot, action: Action, policy: Policy) -> list[str]:
             return _illegal_start(snapshot, action)
         case Evict():
             return _illegal_evict(snapshot, action)
+        case _:
+            return []
 
 
 def _illegal_admit(snapshot: Snapshot, action: Admit, policy: Policy) -> list[str]:

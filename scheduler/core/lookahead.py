@@ -1,0 +1,94 @@
+"""Which of the things that could be decided now leads to the best future.
+
+Each candidate is a question to a forecast over the devices concerned; the answer is the work done up to the
+horizon, about a step of the slowest pipeline there. Waiting and merging must beat the plain start by a
+margin, so that noise in the predictions moves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scheduler.core.board import Board
+from scheduler.core.forecast import Forecast, Question, neighbours
+from scheduler.core.mergers import Merger
+from scheduler.core.seats import rest, within_cap
+from scheduler.core.state import Kind, Policy
+from scheduler.core.tasks import Task
+
+#: A horizon reaches so many steps of the slowest pipeline.
+HORIZON_STEPS = 1.25
+#: How many times more somebody's speed counts when the split favours it.
+FAVOUR = 2.0
+#: What waiting or merging must gain at least, as a part of the work done.
+MARGIN = 0.01
+#: Parts of a chain that go on at once: a rollout that runs is not halted for a better partner.
+CONTINUING = frozenset({Kind.DECODE, Kind.TAIL})
+
+
+def choose(board: Board, policy: Policy, task: Task) -> Question:
+    """How to start the task, or to hold it back, given that it could start beside others."""
+    devices = tuple(dict.fromkeys(task.devices))
+    beside = sorted({key[0] for name in devices for key in board.running[name]} - {task.pipeline})
+    if not beside:
+        return Question()
+    candidates = [Question()]
+    if policy.shares:
+        candidates.append(Question(favour=((task.pipeline, FAVOUR),)))
+        candidates.append(Question(favour=tuple((id, FAVOUR) for id in beside)))
+    horizon = horizon_of(board, devices)
+    best, value = _best(board, policy, devices, candidates, horizon)
+    if policy.wait and _may_wait(board, task, devices):
+        waiting = Question(holds_back=task.pipeline)
+        if Forecast(board, policy, devices, waiting).run(horizon) > value * (1 + MARGIN):
+            return waiting
+    return best
+
+
+def worth_merging(board: Board, policy: Policy, pipeline: int, options: Sequence[Merger]) -> Merger | None:
+    devices = tuple(dict.fromkeys(board.pipelines[pipeline].home))
+    horizon = horizon_of(board, devices)
+    value = Forecast(board, policy, devices, Question()).run(horizon)
+    best = None
+    for option in options:
+        found = Forecast(board, policy, devices, Question(merged=option.after)).run(horizon)
+        if found > value * (1 + MARGIN):
+            best, value = option, found
+    return best
+
+
+def horizon_of(board: Board, devices: Sequence[str]) -> float:
+    """Seconds to look ahead on the devices."""
+    steps = [board.pipelines[id].outlook.seconds for id in neighbours(board, devices)]
+    return HORIZON_STEPS * max(steps, default=0.0)
+
+
+def until(board: Board, task: Task) -> float:
+    """When the first sub-stage that computes on the task's devices is expected to end."""
+    ends = [
+        board.now + board.left_now(node) / board.speed.get(key, 1.0)
+        for name in dict.fromkeys(task.devices)
+        for key, node in board.running[name].items()
+    ]
+    return min(ends, default=board.now)
+
+
+def _best(
+    board: Board, policy: Policy, devices: tuple[str, ...], candidates: Sequence[Question], horizon: float
+) -> tuple[Question, float]:
+    best, value = candidates[0], -1.0
+    for question in candidates:
+        found = Forecast(board, policy, devices, question).run(horizon)
+        if found > value * (1 + 1e-6):
+            best, value = question, found
+    return best, value
+
+
+def _may_wait(board: Board, task: Task, devices: Sequence[str]) -> bool:
+    """Not what already runs, and not beyond the pipeline's own latency cap."""
+    first = task.nodes[0]
+    if first.kind in CONTINUING:
+        return False
+    pipeline = board.pipelines[task.pipeline]
+    ahead = until(board, task) - pipeline.step_began
+    return within_cap(pipeline, ahead + board.left_now(first) + rest(pipeline, first))

@@ -1,0 +1,116 @@
+"""Which tails of a pipeline could be gathered on fewer devices, and when that is worth it.
+
+When all of a pipeline's rollouts that still run are in their tail, its sequences can go on on fewer
+devices, in batches below the saturation batch that their KV memory holds. Nothing is dropped: the
+sequences' tokens are prefilled again where they go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from scheduler.core.board import Board, Key, merge
+from scheduler.core.state import ROLLOUT, Kind, Merge, Node, NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class Merger:
+    """Targets and what each takes; ``after`` replaces the pipeline's nodes in a forecast."""
+
+    moves: tuple[tuple[Node, tuple[Node, ...]], ...]
+    after: tuple[tuple[Key, Node | None], ...]
+
+    def actions(self, reason: str) -> list[Merge]:
+        return [
+            Merge(target.pipeline, tuple(source.id for source in sources), target.id, reason)
+            for target, sources in self.moves
+        ]
+
+
+def mergers(board: Board, pipeline: int) -> Iterator[Merger]:
+    """To the fewest devices that hold the tails, then to twice as many, as long as that frees some."""
+    tails = _tails(board, pipeline)
+    if len(tails) < 2:
+        return
+    fewest = next((m for m in range(1, len(tails)) if _spread(board, tails, m) is not None), len(tails))
+    for count in (fewest, 2 * fewest):
+        if count < len(tails):
+            spread = _spread(board, tails, count)
+            if spread is not None:
+                yield _merger(board, pipeline, spread)
+
+
+def pays(board: Board, merger: Merger) -> bool:
+    """The rule without look-ahead: the device time that becomes free is more than what the tails lose.
+
+    It counts only if somebody else lives on what becomes free.
+    """
+    targets = [target for target, _ in merger.moves]
+    sources = [source for _, sources in merger.moves for source in sources]
+    others = any(len(board.at_home[source.device or ""]) > 1 for source in sources)
+    after = [node for _, node in merger.after if node is not None]
+    before_left = [board.left_now(node) for node in (*targets, *sources)]
+    freed = sum(board.left_now(source) for source in sources)
+    longer = max(node.left for node in after) - max(before_left)
+    return others and freed > max(0.0, longer) * (len(targets) + len(sources))
+
+
+def _tails(board: Board, pipeline: int) -> list[Node]:
+    """Its running tails, the largest batch first; none when one of its rollouts is no tail, or waits."""
+    rollouts = [node for node in board.nodes[pipeline].values() if node.kind in ROLLOUT]
+    if any(node.kind is not Kind.TAIL or node.state is not NodeState.RUNNING for node in rollouts):
+        return []
+    if any(node.kind is Kind.TOOL for node in board.nodes[pipeline].values()):
+        return []
+    if len({node.step for node in rollouts}) != 1:
+        return []
+    return sorted(rollouts, key=lambda node: (_crowd(board, node), -_batch(node), node.worker))
+
+
+def _crowd(board: Board, node: Node) -> int:
+    return len(board.at_home[node.device or ""])
+
+
+def _batch(node: Node) -> int:
+    return node.segment.batch if node.segment is not None else 0
+
+
+def _spread(board: Board, tails: list[Node], count: int) -> list[list[Node]] | None:
+    """The tails on the first ``count`` of their devices, each source where the batch is smallest."""
+    groups = [[tail] for tail in tails[:count]]
+    for source in tails[count:]:
+        min(groups, key=lambda group: sum(map(_batch, group))).append(source)
+    return groups if all(_holds(board, group) for group in groups) else None
+
+
+def _holds(board: Board, group: list[Node]) -> bool:
+    pipeline = board.pipelines[group[0].pipeline]
+    table = board.tables[board.devices[group[0].device or ""].type]
+    if sum(map(_batch, group)) >= table.saturation:
+        return False
+    grown = sum(node.tokens + _to_come(node) for node in group)
+    return not pipeline.kv_tokens or grown <= pipeline.kv_tokens
+
+
+def _to_come(node: Node) -> int:
+    """Tokens that the sequences may still add: all of them to the end of the part."""
+    segment = node.segment
+    if segment is None or segment.forward_seconds <= 0:
+        return 0
+    return int(segment.batch * node.left / segment.forward_seconds)
+
+
+def _merger(board: Board, pipeline: int, spread: list[list[Node]]) -> Merger:
+    moves = tuple((group[0], tuple(group[1:])) for group in spread if len(group) > 1)
+    outlook = board.pipelines[pipeline].outlook
+    after: list[tuple[Key, Node | None]] = []
+    for target, sources in moves:
+        settled = [_now(board, node) for node in (target, *sources)]
+        after.append(((pipeline, target.id), merge(settled[0], settled[1:], outlook)))
+        after += [((pipeline, source.id), None) for source in sources]
+    return Merger(moves, tuple(after))
+
+
+def _now(board: Board, node: Node) -> Node:
+    return replace(node, left=board.left_now(node), since=board.now)

@@ -1,0 +1,199 @@
+"""The passes of the policies that let several pipelines compute on a device.
+
+    admit ─► homes ─► hosts ─► merge ─► start ─► stretch
+
+Each looks only at what was touched since the last decision, applies its actions to the board, and leaves a
+reason with every action and every refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from scheduler.core.admit import admit
+from scheduler.core.board import Board
+from scheduler.core.draft import Draft
+from scheduler.core.forecast import MIN_GAIN
+from scheduler.core.lookahead import choose, until, worth_merging
+from scheduler.core.mergers import mergers, pays
+from scheduler.core.rates import Slot, divided, total_speed
+from scheduler.core.seats import NoSeat, Seat, seat, slots_on, stretched
+from scheduler.core.state import (
+    OFF_DEVICE,
+    Action,
+    Node,
+    NodeState,
+    Plan,
+    Policy,
+    Refusal,
+    RefusalCode,
+    Resize,
+    Start,
+    Wait,
+)
+from scheduler.core.tasks import Task, offered
+
+_SAME = 1e-9
+
+
+class Multiplex:
+    """One decision. ``board`` is changed by it."""
+
+    def __init__(self, board: Board, policy: Policy) -> None:
+        self._board = board
+        self._policy = policy
+        self._actions: list[Action] = []
+        self._refusals: list[Refusal] = []
+        self._favour: dict[str, Mapping[int, float]] = {}
+        #: The first gang that waits for each device: what starts there must leave it room.
+        self._reserved: dict[str, Node] = {}
+
+    def decide(self) -> Plan:
+        if self._board.admission:
+            self._admit()
+        self._hosts()
+        if self._policy.merge:
+            self._merge()
+        for task in offered(self._board):
+            self._serve(task)
+        for device in sorted(self._board.touched):
+            self._divide(device, stretched(self._board, self._policy, device, self._favour.get(device, {})))
+        self._board.untouch()
+        return Plan(tuple(self._actions), tuple(self._refusals))
+
+    def _do(self, action: Action) -> None:
+        self._board.apply(action)
+        self._actions.append(action)
+
+    # ------------------------------------------------------------ passes
+
+    def _admit(self) -> None:
+        if not self._board.queue:
+            return
+        draft = admit(Draft(self._board.snapshot(), self._policy))
+        for action in draft.actions:
+            self._do(action)
+        self._refusals += draft.refusals
+
+    def _hosts(self) -> None:
+        """What needs no device starts at once."""
+        for id in self._board.offering:
+            for node in list(self._board.nodes.get(id, {}).values()):
+                if node.state is NodeState.READY and node.kind in OFF_DEVICE:
+                    self._do(Start(node.id, id, None, 1.0, "needs no device"))
+
+    def _merge(self) -> None:
+        board, policy = self._board, self._policy
+        ids = dict.fromkeys(id for name in sorted(board.touched) for id in board.at_home[name])
+        for id in ids:
+            if not any(len(board.at_home[name]) > 1 for name in board.pipelines[id].home):
+                continue
+            options = list(mergers(board, id))
+            if not options:
+                continue
+            if policy.lookahead:
+                best = worth_merging(board, policy, id, options)
+            else:
+                best = next((option for option in options if pays(board, option)), None)
+            if best is not None:
+                for target, sources in best.moves:
+                    board.touched.update(node.device for node in (target, *sources) if node.device)
+                for action in best.actions("its last sequences fit on fewer devices, others use the rest"):
+                    self._do(action)
+
+    def _serve(self, task: Task) -> None:
+        """Start the task, or say why it waits."""
+        board, policy = self._board, self._policy
+        board.waits.pop(task.pipeline, None)
+        seats = self._seats(task, {})
+        if task.whole and not all(isinstance(found, Seat) for found in seats):
+            self._refuse(task, seats)
+            return
+        if policy.lookahead and any(isinstance(found, Seat) and found.beside for found in seats):
+            question = choose(board, policy, task)
+            if question.holds_back is not None:
+                self._hold_back(task)
+                return
+            favour = dict(question.favour)
+            for device in task.devices:
+                self._favour[device] = favour
+            favoured = self._seats(task, favour)
+            if task.whole and not all(isinstance(found, Seat) for found in favoured):
+                favoured = seats
+            seats = favoured
+        for node, found in zip(task.nodes, seats, strict=True):
+            if isinstance(found, Seat):
+                self._start(node, found)
+        if not any(isinstance(found, Seat) for found in seats):
+            self._refuse(task, seats)
+
+    def _seats(self, task: Task, favour: Mapping[int, float]) -> list[Seat | NoSeat]:
+        found: list[Seat | NoSeat] = []
+        for node, device in zip(task.nodes, task.devices, strict=True):
+            if device in self._reserved and not self._leaves_room(node, device):
+                found.append(NoSeat(RefusalCode.TURN, "another job is first in line for its device"))
+            else:
+                found.append(seat(self._board, self._policy, node, device, favour))
+        return found
+
+    def _leaves_room(self, node: Node, device: str) -> bool:
+        """Whether the gang that is first in line could still start beside the node."""
+        first = self._reserved[device]
+        if first.pipeline == node.pipeline:
+            return True
+        slots = {*slots_on(self._board, device), self._board.slot(node), self._board.slot(first)}
+        kinds = {first.kind, node.kind}
+        if len(slots) > self._policy.max_computing or not self._policy.corun.issuperset(kinds):
+            return False
+        return gains(self._board, self._policy, device, node, first)
+
+    def _start(self, node: Node, found: Seat) -> None:
+        own = self._board.slot(node)
+        others = tuple((slot, share) for slot, share in found.shares if slot != own)
+        self._divide(found.device, others)
+        if found.fused:
+            reason = "joins the batch that its base model decodes there"
+        elif found.beside:
+            reason = f"computes beside {found.beside} other on a part of {found.own:.0%}"
+        else:
+            reason = "its device is free"
+        self._do(Start(node.id, node.pipeline, found.device, found.own, reason))
+        self._board.touched.add(found.device)
+
+    def _divide(self, device: str, shares: tuple[tuple[Slot, float], ...]) -> None:
+        """Change the shares of those who compute there: first those who give, then those who get."""
+        wanted = dict(shares)
+        changes = []
+        for slot, members in slots_on(self._board, device).items():
+            for node in members:
+                change = wanted.get(slot, node.share) - node.share
+                if abs(change) > _SAME:
+                    changes.append((change, node.pipeline, node.id, wanted[slot]))
+        for change, pipeline, id, share in sorted(changes):
+            reason = "gets what others left" if change > 0 else "makes room for others"
+            self._do(Resize(id, pipeline, share, reason))
+
+    def _hold_back(self, task: Task) -> None:
+        later = until(self._board, task)
+        reason = f"a better moment is expected in {later - self._board.now:.1f} s"
+        self._do(Wait(task.pipeline, later, reason))
+        self._reserve(task)
+
+    def _refuse(self, task: Task, seats: list[Seat | NoSeat]) -> None:
+        why = next(found for found in seats if isinstance(found, NoSeat))
+        self._refusals.append(Refusal(why.code, why.text, pipeline=task.pipeline))
+        if task.whole:
+            self._reserve(task)
+
+    def _reserve(self, task: Task) -> None:
+        for node, device in zip(task.nodes, task.devices, strict=True):
+            self._reserved.setdefault(device, node)
+
+
+def gains(board: Board, policy: Policy, device: str, one: Node, other: Node) -> bool:
+    """Whether the two do more together than one after the other."""
+    if one.segment is None or other.segment is None:
+        return False
+    groups = [[one.segment], [other.segment]]
+    _, slows = divided(groups, (1.0, 1.0), board.tables[board.devices[device].type], policy.shares)
+    return total_speed(groups, slows) > 1 + MIN_GAIN

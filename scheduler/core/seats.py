@@ -1,0 +1,157 @@
+"""Whether a sub-stage can compute on a device now, beside what computes there, and with which shares.
+
+It can when the device is free; when its resident already decodes for jobs over the same base (it joins the
+batch); or when there is room for one more resident and the sum of speeds grows. It cannot when a neighbour
+would then miss its latency cap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from scheduler.core.board import Board, Key
+from scheduler.core.forecast import MIN_GAIN, staleness
+from scheduler.core.interference import Interference
+from scheduler.core.rates import Slot, divided, fused, total_speed
+from scheduler.core.state import (
+    ROLLOUT,
+    DeviceState,
+    Node,
+    Pipeline,
+    Policy,
+    RefusalCode,
+    Segment,
+)
+
+#: A neighbour that is late anyway keeps others out when they would make it later by this part.
+LATER = 1.02
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """``shares`` of all slots of the device once the sub-stage runs there. ``beside`` counts the
+    neighbours.
+    """
+
+    device: str
+    shares: tuple[tuple[Slot, float], ...]
+    own: float
+    beside: int
+    fused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NoSeat:
+    code: RefusalCode
+    text: str
+
+
+def seat(board: Board, policy: Policy, node: Node, device: str, favour: Mapping[int, float]) -> Seat | NoSeat:
+    pipeline = board.pipelines[node.pipeline]
+    segment = node.segment
+    if segment is None:
+        return NoSeat(RefusalCode.TURN, "nothing is known of its next sub-stage")
+    if board.devices[device].state is DeviceState.LOST:
+        return NoSeat(RefusalCode.NO_DEVICES, "its device is lost")
+    own = board.slot(node)
+    slots = slots_on(board, device)
+    if not slots:
+        return Seat(device, ((own, 1.0),), 1.0, 0, False)
+    joins = own in slots
+    if joins and not (policy.fuse and pipeline.fusible and node.kind in ROLLOUT):
+        return NoSeat(RefusalCode.DEVICE, "its resident on the device computes for another job")
+    if not joins and len(slots) >= policy.max_computing:
+        return NoSeat(RefusalCode.DEVICE, "as many jobs as can compute on its device at once")
+    kinds = {member.kind for members in slots.values() for member in members}
+    if not joins and not policy.corun.issuperset(kinds | {node.kind}):
+        return NoSeat(RefusalCode.DEVICE, "another job's sub-stage has its device to itself")
+    before = [[_segment(member) for member in members] for members in slots.values()]
+    keys = list(slots) if joins else [*slots, own]
+    after = [group[:] for group in before] if joins else [*(group[:] for group in before), [segment]]
+    if joins:
+        after[keys.index(own)].append(segment)
+    weights = [_weight(slots.get(key, ()), favour) for key in keys]
+    if not joins:
+        weights[-1] = favour.get(pipeline.id, 1.0)
+    shares, slows = divided(after, weights, _table(board, device), policy.shares)
+    _, slows_before = divided(before, [1.0] * len(before), _table(board, device), policy.shares)
+    if total_speed(after, slows) <= total_speed(before, slows_before) + MIN_GAIN:
+        return NoSeat(RefusalCode.DEVICE, "to compute beside what runs on its device would gain nothing")
+    late = _made_late(board, slots, dict(zip(keys, zip(after, slows, strict=True), strict=True)))
+    if late:
+        return NoSeat(RefusalCode.LATENCY, "a neighbour on its device would miss its latency cap")
+    return Seat(device, tuple(zip(keys, shares, strict=True)), shares[keys.index(own)], len(slots), joins)
+
+
+def slots_on(board: Board, device: str) -> dict[Slot, list[Node]]:
+    """What computes on the device, by resident."""
+    slots: dict[Slot, list[Node]] = {}
+    for node in board.running[device].values():
+        slots.setdefault(board.slot(node), []).append(node)
+    return slots
+
+
+def stretched(
+    board: Board, policy: Policy, device: str, favour: Mapping[int, float]
+) -> tuple[tuple[Slot, float], ...]:
+    """The shares of those who compute there now, with nobody new."""
+    slots = slots_on(board, device)
+    if not slots:
+        return ()
+    groups = [[_segment(member) for member in members] for members in slots.values()]
+    weights = [_weight(members, favour) for members in slots.values()]
+    shares, _ = divided(groups, weights, _table(board, device), policy.shares)
+    return tuple(zip(slots, shares, strict=True))
+
+
+def projected(board: Board, node: Node, speed: float) -> float:
+    """Seconds that the pipeline's step will have taken if ``node`` goes on at ``speed``, the rest alone."""
+    pipeline = board.pipelines[node.pipeline]
+    return board.now - pipeline.step_began + board.left_now(node) / speed + rest(pipeline, node)
+
+
+def rest(pipeline: Pipeline, node: Node) -> float:
+    """Solo seconds of the step after the node."""
+    outlook = pipeline.outlook
+    if node.kind in ROLLOUT:
+        return sum(s.seconds for s in (*outlook.rollout[node.part + 1 :], *outlook.train))
+    return sum(s.seconds for s in outlook.train[node.part + 1 :])
+
+
+def within_cap(pipeline: Pipeline, seconds: float) -> bool:
+    return seconds <= pipeline.latency_cap * pipeline.outlook.seconds
+
+
+def _made_late(
+    board: Board,
+    slots: Mapping[Slot, list[Node]],
+    after: Mapping[Slot, tuple[list[Segment], float]],
+) -> bool:
+    """Whether one who computes there now would miss its cap, and not already without the newcomer."""
+    for slot, members in slots.items():
+        group, slow = after[slot]
+        for member in members:
+            pipeline = board.pipelines[member.pipeline]
+            if staleness(pipeline) or not pipeline.outlook.seconds:
+                continue
+            key: Key = (member.pipeline, member.id)
+            then = projected(board, member, 1 / (slow * fused(_segment(member), group)))
+            now = projected(board, member, board.speed.get(key, 1.0))
+            if not within_cap(pipeline, then) and then > LATER * now:
+                return True
+    return False
+
+
+def _weight(members: list[Node] | tuple[Node, ...], favour: Mapping[int, float]) -> float:
+    return max((favour.get(member.pipeline, 1.0) for member in members), default=1.0)
+
+
+def _segment(node: Node) -> Segment:
+    if node.segment is None:
+        raise ValueError(f"nothing is predicted of node {node.id} of pipeline {node.pipeline}")
+    return node.segment
+
+
+def _table(board: Board, device: str) -> Interference:
+    return board.tables[board.devices[device].type]

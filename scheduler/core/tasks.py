@@ -1,0 +1,67 @@
+"""What is offered and waits for a device, and in which order it is served.
+
+A task is what starts together: a gang, or the rollouts that a pipeline offers for the same part of its chain
+(each of them may start without the others).
+
+Order: tenants by virtual time, in buckets of one turn, so that those who received less come first whatever
+they offer; inside a bucket and a tenant by priority, then those who waited longer than a step of theirs,
+then the longest remaining path to the end of the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler.core.board import Board
+from scheduler.core.seats import rest
+from scheduler.core.state import OFF_DEVICE, Node, NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """``devices[i]`` is where ``nodes[i]`` would run. ``whole``: all start, or none."""
+
+    pipeline: int
+    nodes: tuple[Node, ...]
+    devices: tuple[str, ...]
+    whole: bool
+
+
+def offered(board: Board) -> list[Task]:
+    """Tasks of pipelines at home on a touched device, in the order in which they are served."""
+    ids: dict[int, None] = dict(board.offering)
+    for name in board.touched:
+        ids |= board.at_home.get(name, {})
+    tasks = [task for id in ids if id in board.pipelines for task in _of_pipeline(board, id)]
+    return sorted(tasks, key=lambda task: _rank(board, task))
+
+
+def _of_pipeline(board: Board, id: int) -> list[Task]:
+    groups: dict[str, list[Node]] = {}
+    for node in board.nodes[id].values():
+        if node.state is NodeState.READY and node.kind not in OFF_DEVICE and board.devices_of(node):
+            groups.setdefault(node.gang or f"s{node.step} {node.part}", []).append(node)
+    tasks = []
+    for nodes in groups.values():
+        nodes.sort(key=lambda node: node.worker)
+        devices = tuple(board.devices_of(node)[0] for node in nodes)
+        tasks.append(Task(id, tuple(nodes), devices, bool(nodes[0].gang)))
+    return tasks
+
+
+def _rank(board: Board, task: Task) -> tuple[float, int, float, float, int, str]:
+    pipeline = board.pipelines[task.pipeline]
+    tenant = board.tenants[pipeline.tenant]
+    first = task.nodes[0]
+    turn = max(1e-9, pipeline.outlook.seconds * pipeline.devices / tenant.weight)
+    waited = board.now - first.since
+    overdue = waited > pipeline.outlook.seconds
+    path = board.left_now(first) + rest(pipeline, first)
+    return (
+        tenant.service // turn,
+        -pipeline.priority,
+        first.since if overdue else float("inf"),
+        -path,
+        task.pipeline,
+        first.id,
+    )
