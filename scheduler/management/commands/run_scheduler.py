@@ -10,6 +10,8 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from infra.embedded import ray_head
+from scheduler.core.state import Policy
+from scheduler.shell.policies import policy_named
 
 
 class Command(BaseCommand):
@@ -21,17 +23,20 @@ class Command(BaseCommand):
         address = os.environ.get("RAY_ADDRESS")
         if address is None:
             raise CommandError("no Ray cluster: set RAY_ADDRESS, or start everything with `manage.py up`")
+        try:
+            policy = policy_named(settings.SCHEDULER_POLICY)
+        except ValueError as error:
+            raise CommandError(str(error)) from None
         # Ray reads its environment when it is first imported.
         from workers import launch
 
         launch.connect(address)
         try:
-            asyncio.run(self._lead())
+            asyncio.run(self._lead(policy))
         finally:
             launch.disconnect()
 
-    async def _lead(self) -> None:
-        from scheduler.core.state import Policy
+    async def _lead(self, policy: Policy) -> None:
         from scheduler.shell.cluster import RayCluster
         from scheduler.shell.daemon import Daemon
         from scheduler.shell.leader import leadership
@@ -43,7 +48,7 @@ class Command(BaseCommand):
         try:
             self.stdout.write("waiting to lead")
             async with leadership() as lead:
-                daemon = Daemon(RayCluster(), Policy(name=settings.SCHEDULER_POLICY))
+                daemon = Daemon(RayCluster(), policy)
                 await daemon.run(lead, self._ready)
         except asyncio.CancelledError:
             self.stdout.write("scheduler stopped; running pipelines go on")
