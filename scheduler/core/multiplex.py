@@ -54,8 +54,11 @@ class Multiplex:
         self._hosts()
         if self._policy.merge:
             self._merge()
-        for task in offered(self._board):
-            self._serve(task)
+        served: set[tuple[int, str]] = set()
+        while tasks := [task for task in offered(self._board) if task.key not in served]:
+            for task in tasks:  # a start touches devices: who lives there is asked in the next round
+                served.add(task.key)
+                self._serve(task)
         for device in sorted(self._board.touched):
             self._divide(device, stretched(self._board, self._policy, device, self._favour.get(device, {})))
         self._board.untouch()

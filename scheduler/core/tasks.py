@@ -26,6 +26,10 @@ class Task:
     devices: tuple[str, ...]
     whole: bool
 
+    @property
+    def key(self) -> tuple[int, str]:
+        return self.pipeline, self.nodes[0].id
+
 
 def offered(board: Board) -> list[Task]:
     """Tasks of pipelines at home on a touched device, in the order in which they are served."""

@@ -84,9 +84,9 @@ def decode_ms(run: str) -> dict[str, float]:
 
 
 @cache
-def cpu_decode_ms() -> tuple[tuple[int, float], ...]:
+def cpu_decode_ms() -> tuple[tuple[float, float], ...]:
     """(batch, ms) of SmolLM2-135M on one thread."""
-    return tuple((int(row["batch"]), float(row["ms"])) for row in _rows("cpu_decode_ms.csv"))
+    return tuple((float(row["batch"]), float(row["ms"])) for row in _rows("cpu_decode_ms.csv"))
 
 
 def _step_times(row: dict[str, str]) -> StepTimes:

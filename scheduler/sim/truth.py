@@ -53,6 +53,11 @@ class Rollout:
         return sum(self._context)
 
     @property
+    def peak_tokens(self) -> int:
+        """The most that will lie in the KV cache: contexts grow until one of them ends."""
+        return max((context + running * steps for steps, running, context in self._spans()), default=0)
+
+    @property
     def forward_seconds(self) -> float:
         """Wall seconds of the next forward alone on the device."""
         return self._wall(self.running, self.tokens) if self.running else 0.0

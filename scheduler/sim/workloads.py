@@ -13,7 +13,7 @@ from statistics import fmean
 
 from scheduler.core.interference import THIN_BATCH, Interference, character
 from scheduler.core.state import OFF_DEVICE, Demand, Kind, Outlook, Segment
-from scheduler.sim.devices import DeviceProfile
+from scheduler.sim.devices import DeviceProfile, Footprint, footprint
 from scheduler.sim.measured import ROLLOUTS, Sampled, StepTimes, responses, step_times, tool_latency
 from scheduler.sim.truth import (
     Rollout,
@@ -248,6 +248,16 @@ def outlook(
         for s in training(workload, profile, gpus, tokens, finished)
     )
     return Outlook(rollout, train)
+
+
+def memory(workload: Workload, profile: DeviceProfile, devices: int) -> Footprint:
+    """Of a job that rolls out and trains on each of so many devices; KV cache for what is expected to be its
+    peak.
+    """
+    own = representative(workload, -(-workload.prompts // devices) * workload.samples)
+    chain = turns(workload, profile, own, _mean_latencies(workload))
+    peak = max(turn.rollout.peak_tokens for turn in chain)
+    return footprint(profile.cost(workload.model, workload.lora), devices, peak)
 
 
 def representative(workload: Workload, count: int) -> list[Sampled]:
