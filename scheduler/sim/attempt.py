@@ -1,0 +1,297 @@
+"""A running job as it truly is: what of its graph is over, what is open, and how much of that is left."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from scheduler.core.graph import GraphNode, build, staleness
+from scheduler.core.profile import Profile
+from scheduler.core.state import OFF_DEVICE, ROLLOUT, Kind, Node, Outlook, QueuedJob, Segment
+from scheduler.sim.chain import DECODES, Chain, Piece, parts_of
+from scheduler.sim.nature import Nature
+from scheduler.sim.scenario import SimJob
+from scheduler.sim.truth import Rollout, StepTruth, TrueSegment
+
+#: What is predicted of a sub-stage that occurs though nothing was expected of it, in seconds.
+LEAST = 1e-3
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """A unit of the graph that is open: a gang, or one node. All of a gang moves on together.
+
+    ``left`` are true solo seconds, ``seen`` the solo seconds done as far as the planner can tell (time by the
+    speed it predicts), ``expected`` those that it predicts in all. ``places`` has the nodes that run.
+    """
+
+    attempt: Attempt
+    unit: str
+    nodes: tuple[GraphNode, ...]
+    kind: Kind
+    part: int
+    true: Segment
+    whole: float
+    left: float
+    expected: float
+    chain: Chain | None = None
+    places: dict[str, str | None] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)
+    worker_speeds: dict[str, float] = field(default_factory=dict)
+    speed: float = 0.0
+    predicted_speed: float = 0.0
+    since: float = 0.0
+    seen: float = 0.0
+    version: int = 0
+    warned: bool = False
+
+    @property
+    def runs(self) -> bool:
+        return bool(self.places)
+
+    @property
+    def on_device(self) -> bool:
+        return self.kind not in OFF_DEVICE
+
+    def settle(self, now: float) -> None:
+        if self.runs:
+            self.left -= (now - self.since) * self.speed
+            self.seen += (now - self.since) * self.predicted_speed
+        self.since = now
+
+    def do(self, piece: Piece) -> None:
+        """What it truly is from now on."""
+        self.kind, self.part, self.true = piece.segment.kind, piece.part, piece.segment
+        self.whole = self.left = piece.seconds
+
+
+@dataclass(slots=True)
+class Step:
+    """``version`` is the number of updates that the weights had seen which rolled it out (the least of all
+    workers'). ``to_sample``: tokens.
+    """
+
+    truth: StepTruth
+    chains: dict[int, Chain]
+    train: tuple[TrueSegment | None, ...]
+    to_sample: int
+    version: int | None = None
+
+    @property
+    def sampled(self) -> int:
+        return sum(chain.sampled for chain in self.chains.values())
+
+
+class Attempt:
+    """``updates`` is the number of steps that are over; ``over`` those that ended and were not yet told."""
+
+    def __init__(
+        self, job: SimJob, queued: QueuedJob, pipeline: int, done: int, nature: Nature, seed: int
+    ) -> None:
+        if queued.shape is None:
+            raise ValueError(f"{job.id}: a simulated job needs a shape")
+        self.job, self.queued, self.pipeline = job, queued, pipeline
+        self.updates = done
+        self.max_staleness = staleness(queued.shape)
+        self.profile = Profile.of(queued.outlook)
+        self.open: dict[str, Task] = {}
+        self.over: list[int] = []
+        self._nature, self._seed = nature, seed
+        self._shape = queued.shape
+        self._parts = parts_of(queued.outlook.rollout, nature.table.saturation)
+        self._graph = build(queued.shape, queued.outlook, done, job.steps - done)
+        self._missing = {unit: len(before) for unit, before in self._graph.before.items()}
+        self._steps: dict[int, Step] = {}
+        self._outlook: Outlook | None = queued.outlook
+
+    # ------------------------------------------------------------ the graph
+
+    def first(self) -> list[Task]:
+        """What is offered when the attempt begins."""
+        return self._open_units([unit for unit, missing in self._missing.items() if not missing])
+
+    def follow(self, task: Task) -> list[Task]:
+        """What is offered once the task has no more pieces."""
+        return self._open_units(self._close(task.unit))
+
+    def next_piece(self, task: Task) -> Piece | None:
+        """The node's next piece, when it is one of a rollout and goes on."""
+        return task.chain.proceed(task.nodes[0].part) if task.chain is not None else None
+
+    def step(self, number: int) -> Step:
+        if number not in self._steps:
+            self._steps[number] = self._draw(number)
+        return self._steps[number]
+
+    def forget(self, number: int) -> None:
+        del self._steps[number]
+
+    def starts(self, task: Task) -> None:
+        """Its rollouts are made by the weights of this moment."""
+        if task.chain is not None:
+            step = self.step(task.nodes[0].step)
+            step.version = self.updates if step.version is None else min(step.version, self.updates)
+
+    def _draw(self, number: int) -> Step:
+        truth = self._nature.draw(self.job, number, self._seed)
+        saturation = self._nature.table.saturation
+        chains = {
+            worker: Chain(self._parts, list(turns), self._nature.peak, saturation)
+            for worker, turns in zip(self._shape.rollout_workers, truth.rollout, strict=True)
+        }
+        to_sample = sum(_to_sample(turn.rollout) for turns in truth.rollout for turn in turns)
+        train = aligned(truth.train, self.queued.outlook.train)
+        return Step(truth, chains, train, to_sample)
+
+    def _open_units(self, units: Iterable[str]) -> list[Task]:
+        """Tasks for what occurs; what does not is over at once."""
+        tasks, waiting = [], deque(units)
+        while waiting:
+            unit = waiting.popleft()
+            task = self._task(unit)
+            if task is None:
+                waiting.extend(self._close(unit))
+            else:
+                tasks.append(task)
+                self.open.update((node.id, task) for node in task.nodes)
+        return tasks
+
+    def _close(self, unit: str) -> list[str]:
+        nodes = self._graph.units[unit]
+        for node in nodes:
+            self.open.pop(node.id, None)
+        if not _is_rollout(nodes[0]) and nodes[0].part == len(self.queued.outlook.train) - 1:
+            self.updates += 1
+            self.over.append(nodes[0].step)
+        freed = []
+        for after in self._graph.after[unit]:
+            self._missing[after] -= 1
+            if not self._missing[after]:
+                freed.append(after)
+        return freed
+
+    def _task(self, unit: str) -> Task | None:
+        nodes = self._graph.units[unit]
+        first = nodes[0]
+        step = self.step(first.step)
+        if _is_rollout(first):
+            chain = step.chains[first.worker]
+            piece = chain.proceed(first.part)
+            self.learn(chain)
+            if piece is None:
+                return None
+            task = Task(
+                self, unit, nodes, piece.segment.kind, piece.part, piece.segment, 0.0, 0.0, 0.0, chain
+            )
+            task.do(piece)
+            return task
+        segment = step.train[first.part]
+        if segment is None:
+            self.observe_train(first.part, 0.0)
+            return None
+        predicted = self.outlook.train[first.part]
+        true = Segment(segment.kind, segment.seconds, bandwidth=predicted.bandwidth)
+        return Task(self, unit, nodes, segment.kind, first.part, true, segment.seconds, segment.seconds, 0.0)
+
+    # ------------------------------------------------------------ what the planner is told
+
+    @property
+    def outlook(self) -> Outlook:
+        """What is expected of a step, after all that was seen."""
+        if self._outlook is None:
+            self._outlook = self.profile.outlook()
+        return self._outlook
+
+    def learn(self, chain: Chain) -> None:
+        for seen in chain.report():
+            self.profile = self.profile.observe(
+                "rollout", seen.part, seen.seconds, seen.batch, seen.forward_seconds
+            )
+            self._outlook = None
+
+    def observe_train(self, part: int, seconds: float) -> None:
+        self.profile = self.profile.observe("train", part, seconds)
+        self._outlook = None
+
+    def offers(self, task: Task, now: float) -> list[Node]:
+        """The task's nodes, with what is predicted of them."""
+        segment = self._predicted(task)
+        task.expected = segment.seconds
+        tokens = task.chain.piece.tokens if task.chain is not None and task.chain.piece is not None else 0
+        return [
+            Node(
+                id=node.id,
+                pipeline=self.pipeline,
+                step=node.step,
+                worker=node.worker,
+                kind=segment.kind,
+                gang=node.gang,
+                part=task.part,
+                segment=segment,
+                left=segment.seconds,
+                since=now,
+                tokens=tokens,
+            )
+            for node in task.nodes
+        ]
+
+    def _predicted(self, task: Task) -> Segment:
+        """For a decode the batch is known when it begins: its forwards are counted at that batch."""
+        expected, prior = self.outlook, self.queued.outlook
+        if task.chain is None:
+            return _occurring(expected.train, prior.train, task.part)
+        segment = _occurring(expected.rollout, prior.rollout, task.part)
+        if segment.kind in DECODES:
+            segment = _with_batch(segment, task.true.batch, self.profile.forward_at(task.true.batch))
+        return segment
+
+
+def _occurring(expected: Sequence[Segment], prior: Sequence[Segment], part: int) -> Segment:
+    """What is expected of a part that does occur, even if it was not expected to.
+
+    A decode may occur for the first time in a merged batch: it takes about what the next band takes alone.
+    """
+    segment = expected[part]
+    if segment.seconds > 0:
+        return segment
+    seconds = max(segment.late_seconds, prior[part].seconds)
+    for other in expected[part + 1 :] if segment.kind in DECODES else ():
+        if seconds > 0 or other.kind not in DECODES:
+            break
+        seconds = other.seconds
+    seconds = max(seconds, LEAST)
+    return replace(segment, seconds=seconds, late_seconds=seconds)
+
+
+def _is_rollout(node: GraphNode) -> bool:
+    return node.segment.kind in ROLLOUT or node.segment.kind is Kind.TOOL
+
+
+def _with_batch(segment: Segment, batch: int, forward: float) -> Segment:
+    ratio = forward / segment.forward_seconds if segment.forward_seconds > 0 and forward > 0 else 1.0
+    return replace(
+        segment,
+        seconds=segment.seconds * ratio,
+        late_seconds=segment.late_seconds * ratio,
+        batch=batch,
+        forward_seconds=forward or segment.forward_seconds,
+        floor_seconds=min(segment.floor_seconds, forward) if forward else segment.floor_seconds,
+    )
+
+
+def _to_sample(rollout: Rollout) -> int:
+    whole = rollout.copy()
+    return whole.advance(whole.steps_until(1))
+
+
+def aligned(truth: Sequence[TrueSegment], expected: Sequence[Segment]) -> tuple[TrueSegment | None, ...]:
+    """The true segments in the places of those expected, None where one does not occur.
+
+    Raises ``ValueError`` when something occurs that has no place.
+    """
+    rest = deque(truth)
+    places = [rest.popleft() if rest and rest[0].kind is segment.kind else None for segment in expected]
+    if rest:
+        raise ValueError(f"nobody expects {rest[0].kind} after {[segment.kind for segment in expected]}")
+    return tuple(places)
