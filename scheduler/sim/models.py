@@ -266,7 +266,7 @@ def _llama_8b() -> ModelCost:
 
 
 def _grown(model: str, decode: tuple[float, float, float], prefill: Line, weight_sync: float) -> ModelCost:
-    """Training of Qwen3-8B by parameters: the 14B has one run (which took 1.4 times as long), the 32B none."""
+    """Training of Qwen3-8B by parameters: the 14B has one run (1.4 times as long), the 32B none."""
     small, times = _qwen_8b(), _ratio(model, "qwen3-8b")
     return replace(
         small,

@@ -168,6 +168,7 @@ class Turn:
     prefill_seconds: float
     rollout: Rollout
     tool_seconds: float = 0.0
+    prefill_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +266,7 @@ def turns(
                 cost.prefill_seconds(fresh * len(present)),
                 Rollout(cost, remaining, context),
                 tools[turn] if more and workload.tools else 0.0,
+                fresh * len(present),
             )
         )
     return tuple(chain)

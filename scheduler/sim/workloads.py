@@ -13,7 +13,7 @@ from statistics import fmean
 
 from scheduler.core.interference import THIN_BATCH, Interference, character
 from scheduler.core.state import OFF_DEVICE, Demand, Kind, Outlook, Segment
-from scheduler.sim.devices import DeviceProfile, Footprint, footprint
+from scheduler.sim.devices import DeviceProfile
 from scheduler.sim.measured import ROLLOUTS, Sampled, StepTimes, responses, step_times, tool_latency
 from scheduler.sim.truth import (
     Rollout,
@@ -250,14 +250,14 @@ def outlook(
     return Outlook(rollout, train)
 
 
-def memory(workload: Workload, profile: DeviceProfile, devices: int) -> Footprint:
-    """Of a job that rolls out and trains on each of so many devices; KV cache for what is expected to be its
-    peak.
+def cached_tokens(workload: Workload, profile: DeviceProfile, workers: int) -> int:
+    """What a worker's KV cache is expected to hold at its fullest.
+
+    That is less than all of its sequences at full length: short ones are gone before long ones have grown.
     """
-    own = representative(workload, -(-workload.prompts // devices) * workload.samples)
-    chain = turns(workload, profile, own, _mean_latencies(workload))
-    peak = max(turn.rollout.peak_tokens for turn in chain)
-    return footprint(profile.cost(workload.model, workload.lora), devices, peak)
+    own = representative(workload, -(-workload.prompts // workers) * workload.samples)
+    sent = [workload.prompt_tokens + (s.turns - 1) * workload.observation_tokens for s in own]
+    return Rollout(profile.cost(workload.model), [s.tokens for s in own], sent).peak_tokens
 
 
 def representative(workload: Workload, count: int) -> list[Sampled]:
@@ -298,7 +298,8 @@ def _segments(chain: Sequence[Turn], parts: Sequence[Part], peak: float) -> Iter
         turn = chain[part.turn]
         running = turn.rollout.running
         if part.kind is Kind.PREFILL:
-            yield Segment(part.kind, turn.prefill_seconds, turn.prefill_seconds, running)
+            seconds = turn.prefill_seconds
+            yield Segment(part.kind, seconds, seconds, running, tokens=turn.prefill_tokens)
         elif part.kind is Kind.TOOL:
             yield Segment(part.kind, turn.tool_seconds, turn.tool_seconds, running)
         else:
