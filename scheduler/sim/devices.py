@@ -78,9 +78,7 @@ BESIDE_LINK = 2.0
 
 
 def falling(values: Sequence[float]) -> tuple[float, ...]:
-    """The nearest non-increasing row by least squares (neighbours that rise are pooled), divided by its last
-    value.
-    """
+    """The nearest non-increasing row by least squares (what rises is pooled), divided by its last value."""
     pools: list[list[float]] = []
     for value in values:
         pools.append([value])
@@ -107,7 +105,10 @@ def with_host(row: Iterable[float]) -> tuple[float, ...]:
 
 @cache
 def gpu_interference() -> Interference:
-    """Alone: the 30B model with tensor parallelism 4 of MuxServe's profile, the size of our devices."""
+    """Alone: the 30B model with tensor parallelism 4 of MuxServe's profile, the size of our devices.
+
+    One table for all GPUs: these are ratios, and no profile of the newer ones is public.
+    """
     prefill = _row("prefill 30b TP4 bs8")
     alone = {
         Character.THIN: with_host(_row("decode 30b TP4 bs1", "decode 30b TP4 bs8")),

@@ -85,12 +85,8 @@ class ModelCost:
         forwards = -(-int(tokens) // PREFILL_CHUNK)
         return HOST * (forwards * self.prefill.fixed + self.prefill.slope * tokens) / 1000
 
-    def training_seconds(self, line: Line, tokens: float, gpus: int) -> float:
-        """Token work is divided by the GPUs; loading and launching are not."""
-        return line.fixed + self.token_seconds(line, tokens, gpus)
-
     def token_seconds(self, line: Line, tokens: float, gpus: int) -> float:
-        """The part of ``training_seconds`` that grows with the tokens."""
+        """The part that grows with the tokens; unlike loading and launching it is divided by the GPUs."""
         return line.slope * tokens / 1e6 * self.gpus / gpus
 
 

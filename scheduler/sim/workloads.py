@@ -1,5 +1,4 @@
-"""The jobs of the evaluation: tasks by models, with measured response lengths; and what a planner may expect
-of them.
+"""The jobs of the evaluation, tasks by models with measured lengths, and what a planner may expect of them.
 
 Every workload has 64 prompts x 4 samples a step. An outlook comes from the mean of the measured lengths,
 never from what is drawn for a step.
@@ -196,9 +195,7 @@ CPU_WORKLOAD = Workload(
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A place in a rollout worker's chain: the kind of turn ``turn`` that lasts until fewer than ``below``
-    run.
-    """
+    """A place in a rollout worker's chain. Decodes last until fewer than ``below`` sequences run."""
 
     turn: int
     kind: Kind

@@ -47,10 +47,10 @@ def test_prefill_goes_in_chunks():
     assert own.prefill_seconds(8193) == pytest.approx(HOST * (56 + 0.0035 * 8193) / 1000)
 
 
-def test_training_seconds_divide_only_the_token_work():
+def test_token_work_is_divided_by_the_gpus():
     own = cost("qwen3-4b")
-    assert own.training_seconds(own.update, 2e6, gpus=4) == pytest.approx(10.5 + 68.6)
-    assert own.training_seconds(own.update, 2e6, gpus=8) == pytest.approx(10.5 + 34.3)
+    assert own.token_seconds(own.update, 2e6, gpus=4) == pytest.approx(68.6)
+    assert own.token_seconds(own.update, 2e6, gpus=8) == pytest.approx(34.3)
 
 
 def test_the_14b_lies_between_its_neighbours():
@@ -109,9 +109,7 @@ def test_training_agrees_with_the_runs_in_the_mean(model):
     rows = [row for row in step_times().values() if model in row.run and "instruct" not in row.run]
     measured = sum(row.old_logprob + row.reference + row.update for row in rows)
     modelled = sum(
-        own.training_seconds(line, row.tokens, gpus=4)
-        for row in rows
-        for line in (own.old_logprob, own.reference, own.update)
+        line.at(row.tokens / 1e6) for row in rows for line in (own.old_logprob, own.reference, own.update)
     )
     assert modelled == pytest.approx(measured, rel=0.1)
 
