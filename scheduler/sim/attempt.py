@@ -243,7 +243,7 @@ class Attempt:
             return _occurring(expected.train, prior.train, task.part)
         segment = _occurring(expected.rollout, prior.rollout, task.part)
         if segment.kind in DECODES:
-            segment = _with_batch(segment, task.true.batch, self.profile.forward_at(task.true.batch))
+            segment = _with_batch(segment, task.true.batch, self.profile)
         return segment
 
 
@@ -268,15 +268,18 @@ def _is_rollout(node: GraphNode) -> bool:
     return node.segment.kind in ROLLOUT or node.segment.kind is Kind.TOOL
 
 
-def _with_batch(segment: Segment, batch: int, forward: float) -> Segment:
-    ratio = forward / segment.forward_seconds if segment.forward_seconds > 0 and forward > 0 else 1.0
+def _with_batch(segment: Segment, batch: int, profile: Profile) -> Segment:
+    """As many forwards as expected, each as much slower or faster as the batch curve says."""
+    usual = profile.forward_at(segment.batch)
+    ratio = profile.forward_at(batch) / usual if usual > 0 else 1.0
+    forward = segment.forward_seconds * ratio
     return replace(
         segment,
         seconds=segment.seconds * ratio,
         late_seconds=segment.late_seconds * ratio,
         batch=batch,
-        forward_seconds=forward or segment.forward_seconds,
-        floor_seconds=min(segment.floor_seconds, forward) if forward else segment.floor_seconds,
+        forward_seconds=forward,
+        floor_seconds=min(segment.floor_seconds, forward),
     )
 
 

@@ -198,7 +198,8 @@ class Simulation:
         for name in scenario.device_names:
             self._board.set_device(Device(name, self._nature.device_type, self._nature.memory_bytes))
         for tenant in scenario.tenants:
-            self._board.tenants[tenant] = Tenant(tenant, scenario.weights.get(tenant, 1.0))
+            weight, limit = scenario.weights.get(tenant, 1.0), scenario.quotas.get(tenant)
+            self._board.tenants[tenant] = Tenant(tenant, weight, max_devices=limit)
         for job in scenario.jobs:
             self._clock.at(job.arrival, Arrive(job))
             if job.cancel_at is not None:

@@ -85,6 +85,7 @@ class Scenario:
     devices: int
     jobs: tuple[SimJob, ...]
     weights: Mapping[int, float] = field(default_factory=dict)
+    quotas: Mapping[int, int] = field(default_factory=dict)
     outages: tuple[Outage, ...] = ()
     beside: float = 1.0
 
@@ -97,6 +98,8 @@ class Scenario:
         _require(self.name, "outages", unknown, not unknown)
         for tenant, weight in self.weights.items():
             _require(self.name, f"weights[{tenant}]", weight, weight > 0)
+        for tenant, limit in self.quotas.items():
+            _require(self.name, f"quotas[{tenant}]", limit, limit >= 0)
 
     @property
     def device_names(self) -> tuple[str, ...]:
@@ -105,7 +108,7 @@ class Scenario:
 
     @property
     def tenants(self) -> tuple[int, ...]:
-        return tuple(sorted({*self.weights, *(job.tenant for job in self.jobs)}))
+        return tuple(sorted({*self.weights, *self.quotas, *(job.tenant for job in self.jobs)}))
 
 
 def _require(owner: str, name: str, value: object, holds: bool) -> None:
