@@ -15,16 +15,24 @@ from statistics import fmean
 
 from scheduler.core.interference import Character, Interference
 from scheduler.sim.measured import slowdowns
-from scheduler.sim.models import CPU_COMPUTE_GAIN, CPU_DECODE_GAIN, HOST, ModelCost, cost, lora
+from scheduler.sim.models import (
+    CPU_COMPUTE_GAIN,
+    CPU_DECODE_GAIN,
+    HOST,
+    LINK_MEASURED,
+    ModelCost,
+    cost,
+    lora,
+)
 
 GPUS_PER_DEVICE = 4
 
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """A kind of device. ``bandwidth`` (bytes/s) and ``flops`` (bf16) are one GPU's peaks, ``memory_bytes``
-    and ``price_per_hour`` (dollars) those of the whole device. ``compute_scale`` and ``memory_scale``
-    multiply the times, measured elsewhere, of work bound by compute and by memory.
+    """A kind of device. ``bandwidth``, ``link`` (to the host; both bytes/s) and ``flops`` (bf16) are one
+    GPU's, ``memory_bytes`` and ``price_per_hour`` (dollars) the whole device's. ``compute_scale`` and
+    ``memory_scale`` multiply the times, measured elsewhere, of work bound by compute and by memory.
     """
 
     name: str
@@ -35,6 +43,7 @@ class DeviceProfile:
     price_per_hour: float
     price_source: str
     interference: Interference
+    link: float = LINK_MEASURED
     compute_scale: float = 1.0
     memory_scale: float = 1.0
 
@@ -181,7 +190,9 @@ _H100_FLOPS, _H100_BANDWIDTH = 989e12, 3.35e12
 _BLOCKS = "EC2 Capacity Blocks for ML, list of 2024-12, effective accelerator rate"
 
 
-def _gpu(name: str, memory: float, bandwidth: float, flops: float, gpu_hour: float) -> DeviceProfile:
+def _gpu(
+    name: str, memory: float, bandwidth: float, flops: float, gpu_hour: float, link: float = LINK_MEASURED
+) -> DeviceProfile:
     return DeviceProfile(
         name=name,
         gpus=GPUS_PER_DEVICE,
@@ -191,6 +202,7 @@ def _gpu(name: str, memory: float, bandwidth: float, flops: float, gpu_hour: flo
         price_per_hour=GPUS_PER_DEVICE * gpu_hour,
         price_source=f"{_BLOCKS}: ${gpu_hour}",
         interference=gpu_interference(),
+        link=link,
         compute_scale=_H100_FLOPS / flops,
         memory_scale=_H100_BANDWIDTH / bandwidth,
     )
@@ -199,7 +211,7 @@ def _gpu(name: str, memory: float, bandwidth: float, flops: float, gpu_hour: flo
 H100 = _gpu("H100", 80e9, _H100_BANDWIDTH, _H100_FLOPS, 4.916)
 H200 = _gpu("H200", 141e9, 4.8e12, 989e12, 5.408)
 #: 80 GB; the price is that of the only A100 in the list, which has 40 GB.
-A100 = _gpu("A100", 80e9, 2.04e12, 312e12, 1.844)
+A100 = _gpu("A100", 80e9, 2.04e12, 312e12, 1.844, link=LINK_MEASURED / 2)  # PCIe 4
 #: The peak of the matrix units was measured (2,200 GFLOP/s for two threads). The bandwidth is one channel of
 #: DDR5-4800, an assumption: decode here reads 4.4 GB/s and never comes near.
 CPU = DeviceProfile(

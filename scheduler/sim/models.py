@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean, median
 
-from scheduler.sim.measured import StepTimes, cpu_decode_ms, step_times
+from scheduler.sim.measured import ROLLOUTS, StepTimes, cpu_decode_ms, step_times
 
 #: Wall seconds of generation per second of forwards: 1.2 to 1.35 in the logs. The surplus is the host's
 #: (scheduling, sampling, detokenising), and the device idles meanwhile.
@@ -62,6 +62,22 @@ class Line:
         return Line(self.fixed * fixed, self.slope * slope)
 
 
+#: Bytes a parameter that FSDP with offload moves between host and GPU: fp32 weights there and back for the
+#: actor's log-probs, bf16 weights in for the reference, fp32 weights and two moments there and back for the
+#: update. With adapters: the frozen bf16 weights there and back.
+MOVED = (2 * 4.0, 2.0, 2 * (4 + 8.0))
+LORA_MOVED = (2 * 2.0, 2.0, 2 * 2.0)
+#: What copies from pageable host memory reach on the measured machine: a quarter of PCIe 5 x16, bytes/s.
+LINK_MEASURED = 64e9 / 4
+#: Sequences of a micro-batch on one GPU: what the public examples of verl for 7B models take.
+MICRO_BATCH = 16
+
+
+def micro_batches(sequences: int, gpus: int) -> int:
+    """Of each GPU, when the sequences are spread evenly."""
+    return max(1, -(-sequences // (gpus * MICRO_BATCH)))
+
+
 @dataclass(frozen=True, slots=True)
 class ModelCost:
     """Costs of one model on a device of ``gpus`` GPUs. ``decode`` is (a, b, c) in ms; ``prefill`` in ms by
@@ -79,6 +95,7 @@ class ModelCost:
     weight_sync: float
     gpus: int = 4
     lora: bool = False
+    moved: tuple[float, float, float] = MOVED
 
     def prefill_seconds(self, tokens: float) -> float:
         """Wall seconds; forwards of at most ``PREFILL_CHUNK`` tokens."""
@@ -86,26 +103,50 @@ class ModelCost:
         return HOST * (forwards * self.prefill.fixed + self.prefill.slope * tokens) / 1000
 
     def token_seconds(self, line: Line, tokens: float, gpus: int) -> float:
-        """The part that grows with the tokens; unlike loading and launching it is divided by the GPUs."""
+        """The part that grows with the tokens, divided by the GPUs."""
         return line.slope * tokens / 1e6 * self.gpus / gpus
+
+    @property
+    def phases(self) -> tuple[tuple[Line, float], ...]:
+        """Old log-probs, reference, update: the measured line, and the bytes a parameter that are moved."""
+        return tuple(zip((self.old_logprob, self.reference, self.update), self.moved, strict=True))
+
+    def link_seconds(self, line: Line, moved: float, gpus: int, link: float) -> float:
+        """Loading and offloading, divided by the GPUs. ``link`` is one GPU's, in bytes/s."""
+        measured = moved * self.architecture.parameters / self.gpus / LINK_MEASURED
+        return min(line.fixed, measured) * self.gpus / gpus * LINK_MEASURED / link
+
+    def launch_seconds(self, line: Line, moved: float, sequences: int, gpus: int) -> float:
+        """What is left of the fixed part: launches and collectives, once for each micro-batch of a GPU."""
+        measured = line.fixed - self.link_seconds(line, moved, self.gpus, LINK_MEASURED)
+        return measured * micro_batches(sequences, gpus) / micro_batches(ROLLOUTS, self.gpus)
 
 
 #: Of an update, forward (2 N flops a token) and gradients of activations (2 N) remain; gradients of the
 #: frozen weights (2 N of 6 N) are gone.
 LORA_UPDATE_WORK = 2 / 3
-#: The fixed part of an update moves weights, gradients, fp32 masters and two moments (2 + 4 + 4 + 8 bytes a
-#: parameter) between host and device; with adapters only the bf16 weights (2).
-LORA_UPDATE_FIXED = 2 / 18
 
 
 def lora(cost: ModelCost) -> ModelCost:
     """The same model when only adapters are trained.
 
-    The reference is the base without its adapter: one forward, as before. Log-probs and the weight sync keep
-    their measured times: an upper bound, since less is loaded and sent.
+    The reference is the base without its adapter: one forward, as before. Launches and the weight sync keep
+    their measured times: an upper bound, since less is computed and sent.
     """
-    update = cost.update.scaled(LORA_UPDATE_FIXED, LORA_UPDATE_WORK)
-    return replace(cost, update=update, lora=True)
+    full = cost.phases
+    saved = [cost.link_seconds(*phase, cost.gpus, LINK_MEASURED) for phase in full]
+    lines = [
+        Line(line.fixed - link * (1 - less / moved), line.slope)
+        for (line, moved), link, less in zip(full, saved, LORA_MOVED, strict=True)
+    ]
+    return replace(
+        cost,
+        old_logprob=lines[0],
+        reference=lines[1],
+        update=lines[2].scaled(slope=LORA_UPDATE_WORK),
+        moved=LORA_MOVED,
+        lora=True,
+    )
 
 
 Points = Sequence[tuple[float, float]]

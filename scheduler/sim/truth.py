@@ -287,31 +287,33 @@ def step_tokens(workload: Workload, groups: Groups) -> int:
     )
 
 
+#: The phases of training, as ``ModelCost.phases`` has them.
+TRAINING = (Kind.LOGPROB, Kind.LOGPROB, Kind.UPDATE)
+
+
 def training(
     workload: Workload, profile: DeviceProfile, gpus: int, tokens: float, finished: float | None = None
 ) -> tuple[TrueSegment, ...]:
-    """The trainers' chain: grading, then for each of old log-probs, reference and update a SYNC (loading,
-    launching) and the work, then the weights to the engines.
+    """The trainers' chain: grading, then for each of old log-probs, reference and update a SYNC (loading and
+    offloading over the host's link) and the work, then the weights to the engines.
 
     ``finished`` is the part of the work whose groups end before the last few sequences do: mode STREAM does
     it early, while they still run, and the rest after them. The chain has the same parts in every step.
     """
     cost = profile.cost(workload.model, workload.lora)
-    phases = (
-        (Kind.LOGPROB, cost.old_logprob),
-        (Kind.LOGPROB, cost.reference),
-        (Kind.UPDATE, cost.update),
-    )
     early, begun = finished is not None, 1.0 if finished is None else finished
     rollouts = workload.prompts * workload.samples
     chain = [TrueSegment(Kind.GRADE, grading_seconds() * rollouts / ROLLOUTS, early)]
-    for kind, line in phases:
-        if line.fixed > 0:
-            chain.append(TrueSegment(Kind.SYNC, line.fixed, early))
-        chain.append(TrueSegment(kind, cost.token_seconds(line, tokens, gpus) * begun, early))
+    work = []
+    for kind, (line, moved) in zip(TRAINING, cost.phases, strict=True):
+        link = cost.link_seconds(line, moved, gpus, profile.link)
+        if link > 0:
+            chain.append(TrueSegment(Kind.SYNC, link, early))
+        launches = cost.launch_seconds(line, moved, rollouts, gpus)
+        work.append((kind, launches + cost.token_seconds(line, tokens, gpus)))
+        chain.append(TrueSegment(kind, work[-1][1] * begun, early))
     if early:
-        for kind, line in phases:
-            chain.append(TrueSegment(kind, cost.token_seconds(line, tokens, gpus) * (1 - begun)))
+        chain += [TrueSegment(kind, seconds * (1 - begun)) for kind, seconds in work]
     return (*chain, TrueSegment(Kind.SYNC, cost.weight_sync))
 
 

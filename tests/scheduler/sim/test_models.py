@@ -66,9 +66,25 @@ def test_lora_drops_weight_gradients_and_optimizer_moves():
     full = cost("qwen3-8b")
     adapters = lora(full)
     assert adapters.update.slope == pytest.approx(full.update.slope * 2 / 3)
-    assert adapters.update.fixed == pytest.approx(full.update.fixed / 9)
+    # 4 bytes of 8.19 billion parameters cross the links of 4 GPUs instead of 24.
+    assert adapters.update.fixed == pytest.approx(full.update.fixed - 20 * 8.19 / 4 / 16)
+    assert adapters.link_seconds(adapters.update, 4.0, 4, 16e9) == pytest.approx(4 * 8.19 / 4 / 16)
+    launches = [c.launch_seconds(c.update, c.moved[2], 256, 8) for c in (full, adapters)]
+    assert launches[0] == pytest.approx(launches[1])
     assert (adapters.reference, adapters.decode) == (full.reference, full.decode)
     assert adapters.lora and not full.lora
+
+
+def test_the_fixed_part_is_what_was_measured_where_it_was_measured():
+    """1,024 sequences on 4 GPUs: link and launches together."""
+    own = cost("qwen3-4b")
+    for line, moved in own.phases:
+        parts = own.link_seconds(line, moved, 4, 16e9), own.launch_seconds(line, moved, 1024, 4)
+        assert sum(parts) == pytest.approx(line.fixed)
+    # A micro-batch is the least: 4 sequences a GPU on 64 GPUs are one of 16.
+    line, moved = own.phases[2]
+    assert own.launch_seconds(line, moved, 256, 64) == pytest.approx((10.5 - 24 * 4.02 / 4 / 16) / 16)
+    assert own.link_seconds(line, moved, 64, 8e9) == pytest.approx(24 * 4.02 / 64 / 8)
 
 
 @pytest.mark.parametrize("model", GPU_MODELS)
