@@ -18,13 +18,12 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from scheduler.core.board import Board
 from scheduler.core.invariants import check as contradictions
 from scheduler.core.plan import decide as decide_by_policy
 from scheduler.core.profile import SURPRISE, relative_error, surprising
-from scheduler.core.rates import Running, gang_speed, slot_of, speeds
 from scheduler.core.state import (
     Action,
     Admit,
@@ -34,7 +33,6 @@ from scheduler.core.state import (
     Merge,
     Plan,
     Policy,
-    QueuedJob,
     Refusal,
     RefusalCode,
     Resize,
@@ -45,15 +43,18 @@ from scheduler.core.state import (
 )
 from scheduler.sim.attempt import Attempt, Task
 from scheduler.sim.clock import Clock
-from scheduler.sim.ledger import Broken, Ledger, Occupant
+from scheduler.sim.events import Arrive, Cancel, Due, Event, Lose, Overdue, Remind, Return
+from scheduler.sim.floor import Floor
+from scheduler.sim.ledger import Broken, Ledger
 from scheduler.sim.nature import Measured, Nature
-from scheduler.sim.result import JobResult, KindError, Result, Sample, TenantResult
-from scheduler.sim.scenario import Outage, Scenario, SimJob
+from scheduler.sim.record import Record
+from scheduler.sim.result import KindError, Result, Sample, TenantResult
+from scheduler.sim.scenario import Scenario, SimJob
 
 Decide = Callable[[Board, Policy], Plan]
 
-#: Bounds against looping for ever: events in all, and decisions without time passing.
-MAX_EVENTS = 5_000_000
+#: Bounds against looping for ever: events for each sub-stage of all jobs, and decisions without time passing.
+EVENTS_PER_NODE = 100
 MAX_ROUNDS = 1_000
 #: The part of capacity by which used and idle time may miss it: rounding.
 ACCOUNTING = 1e-6
@@ -65,110 +66,25 @@ class Stuck(RuntimeError):
     """Jobs are unfinished and nothing will happen any more, or too much does."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrive:
-    job: SimJob
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    job: SimJob
-
-
-@dataclass(frozen=True, slots=True)
-class Lose:
-    outage: Outage
-
-
-@dataclass(frozen=True, slots=True)
-class Return:
-    outage: Outage
-
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """The task is over, unless its version is another by then."""
-
-    task: Task
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Overdue:
-    """The task takes a quarter longer than predicted."""
-
-    task: Task
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class Remind:
-    """A pipeline waited until now."""
-
-    pipeline: int
-
-
-Event = Arrive | Cancel | Lose | Return | Due | Overdue | Remind
-
-
-class Record:
-    """A job over all its attempts. ``done`` steps are kept when a device is lost."""
-
-    def __init__(self, job: SimJob, queued: QueuedJob) -> None:
-        self.job, self.queued = job, queued
-        self.admitted: float | None = None
-        self.finished: float | None = None
-        self.cancelled = False
-        self.step_ends: list[float] = []
-        self.tokens = 0
-        self.attempts = 0
-        self.staleness = 0
-        self.refusal: Refusal | None = None
-
-    @property
-    def open(self) -> bool:
-        return self.finished is None and not self.cancelled
-
-    def result(self, waits: dict[str, float]) -> JobResult:
-        job = self.job
-        begins = [self.admitted or 0.0, *self.step_ends]
-        return JobResult(
-            id=job.id,
-            tenant=job.tenant,
-            arrival=job.arrival,
-            admitted=self.admitted,
-            finished=self.finished,
-            cancelled=self.cancelled,
-            step_seconds=tuple(end - begin for begin, end in zip(begins, self.step_ends, strict=False)),
-            tokens=self.tokens,
-            waits=tuple(sorted(waits.items())),
-            attempts=self.attempts,
-            staleness=self.staleness,
-        )
-
-
 class Simulation:
     def __init__(
         self, scenario: Scenario, policy: Policy, seed: int, check: bool, nature: Nature, decide: Decide
     ) -> None:
         self._scenario, self._policy, self._seed = scenario, policy, seed
         self._check, self._nature, self._decide = check, nature, decide
-        self._hidden = nature.hidden(seed)
         self._clock: Clock[Event] = Clock()
         self._board = Board(0.0, seed, {nature.device_type: nature.table}, policy.shares)
         self._records = {job.id: Record(job, nature.queued(job)) for job in scenario.jobs}
         self._attempts: dict[int, Attempt] = {}
         self._of_job: dict[str, Attempt] = {}
-        self._on: dict[str, dict[tuple[int, str], Task]] = {name: {} for name in scenario.device_names}
-        self._down: dict[str, int] = dict.fromkeys(scenario.device_names, 0)
         self._ledger = Ledger(scenario.device_names, scenario.tenants)
+        hidden = nature.hidden(seed)
+        self._floor = Floor(scenario.device_names, policy, hidden, self._board, self._ledger)
         self._samples: dict[int, list[Sample]] = {tenant: [] for tenant in scenario.tenants}
         self._errors: dict[Kind, list[float]] = defaultdict(list)
         self._unfinished = len(scenario.jobs)
         # Of this moment:
         self._news = False
-        self._dirty: dict[str, None] = {}
-        self._moved: dict[Task, None] = {}
         self._concerned: dict[str, None] = {}
         # Counted:
         self._counts: dict[type[Action], int] = defaultdict(int)
@@ -179,7 +95,7 @@ class Simulation:
 
     def run(self) -> Result:
         self._set_up()
-        events = 0
+        events, limit = 0, self._event_limit()
         while self._unfinished:
             if not self._clock:
                 raise Stuck(self._story("nothing will happen any more"))
@@ -188,10 +104,17 @@ class Simulation:
             while self._clock.moment_goes_on:
                 self._handle(self._clock.next())
                 events += 1
-            if events > MAX_EVENTS:
+            if events > limit:
                 raise Stuck(self._story(f"{events} events and no end"))
             self._settle_the_moment()
         return self._result()
+
+    def _event_limit(self) -> int:
+        nodes = 0
+        for record in self._records.values():
+            job, expected = record.job, record.queued.outlook
+            nodes += job.steps * job.devices * (len(expected.rollout) + len(expected.train))
+        return EVENTS_PER_NODE * (nodes + len(self._scenario.jobs) + len(self._scenario.outages))
 
     def _set_up(self) -> None:
         scenario = self._scenario
@@ -239,8 +162,18 @@ class Simulation:
             if rounds > MAX_ROUNDS:
                 raise Stuck(self._story(f"{rounds} decisions at {self._clock.now} and no end"))
             self._plan()
-        self._refresh()
+        for task in self._floor.refresh(self._clock.now):
+            self._time(task)
         self._remember_waiting()
+
+    def _time(self, task: Task) -> None:
+        """When it ends at its speed, and when it is late."""
+        now = self._clock.now
+        due = now + max(0.0, task.left) / task.speed
+        self._clock.at(due, Due(task, task.version))
+        overdue = now + max(0.0, (1 + SURPRISE) * task.expected - task.seen) / task.predicted_speed
+        if task.on_device and overdue < due and not task.warned:
+            self._clock.at(overdue, Overdue(task, task.version))
 
     def _touch(self, devices: Iterable[str]) -> None:
         self._board.touched.update(devices)
@@ -286,28 +219,26 @@ class Simulation:
     def _stop(self, attempt: Attempt) -> None:
         """The attempt is over, whatever of it runs."""
         for task in dict.fromkeys(attempt.open.values()):
-            self._leave(task)
+            self._floor.leave(task)
         self._board.end(attempt.pipeline)
         del self._attempts[attempt.pipeline]
         del self._of_job[attempt.job.id]
         self._news = True
 
     def _lose(self, device: str) -> None:
-        self._down[device] += 1
         lost = [self._attempts[id] for id in list(self._board.at_home[device]) if id in self._attempts]
         for attempt in lost:
             self._stop(attempt)
             self._submit(self._records[attempt.job.id])
+        self._floor.lose(device)
         self._set_device(device, DeviceState.LOST)
 
     def _return(self, device: str) -> None:
-        self._down[device] -= 1
-        if not self._down[device]:
+        if self._floor.bring_back(device):
             self._set_device(device, DeviceState.READY)
 
     def _set_device(self, device: str, state: DeviceState) -> None:
         self._board.set_device(replace(self._board.devices[device], state=state))
-        self._dirty[device] = None
         self._news = True
 
     # ------------------------------------------------------------ sub-stages
@@ -323,7 +254,7 @@ class Simulation:
         attempt, board = task.attempt, self._board
         task.settle(self._clock.now)
         self._errors[task.kind].append(relative_error(task.expected, task.seen))
-        self._leave(task)
+        self._floor.leave(task)
         for node in task.nodes:
             board.finish(attempt.pipeline, node.id)
         surprised = surprising(task.expected, task.seen)
@@ -377,18 +308,6 @@ class Simulation:
         received = tuple(sorted(self._ledger.received_by(self._clock.now).items()))
         self._samples[record.job.tenant].append(Sample(self._clock.now, received))
 
-    def _leave(self, task: Task) -> None:
-        """It runs nowhere any more."""
-        for node, device in task.places.items():
-            if device is not None:
-                del self._on[device][task.attempt.pipeline, node]
-                self._dirty[device] = None
-        task.places.clear()
-        task.shares.clear()
-        task.worker_speeds.clear()
-        task.version += 1
-        self._moved.pop(task, None)
-
     # ------------------------------------------------------------ decisions
 
     def _plan(self) -> None:
@@ -401,9 +320,7 @@ class Simulation:
             self._do(action)
         for refusal in plan.refusals:
             self._refuse(refusal)
-        for task in self._moved:
-            if len(task.places) not in (0, len(task.nodes)):
-                raise Broken(f"{task.unit} of {task.attempt.job.id}: only {sorted(task.places)} run")
+        self._floor.require_whole_gangs()
         if self._check and (wrong := contradictions(self._board.snapshot())):
             raise Broken(f"at {self._clock.now}: {'; '.join(wrong)}")
 
@@ -423,9 +340,7 @@ class Simulation:
             case Start():
                 self._start(action)
             case Resize():
-                task = self._task(action.pipeline, action.node)
-                task.shares[action.node] = action.share
-                self._dirty[task.places[action.node] or ""] = None
+                self._floor.resize(self._task(action.pipeline, action.node), action.node, action.share)
             case Yield():
                 self._yield(action)
             case Merge():
@@ -452,28 +367,15 @@ class Simulation:
 
     def _start(self, action: Start) -> None:
         task = self._task(action.pipeline, action.node)
-        task.since = self._clock.now
-        task.places[action.node] = action.device
-        task.shares[action.node] = action.share
-        if action.device is not None:
-            self._on[action.device][action.pipeline, action.node] = task
-            self._dirty[action.device] = None
+        self._floor.start(task, action.node, action.device, action.share, self._clock.now)
         task.attempt.starts(task)
-        self._moved[task] = None
         self._records[task.attempt.job.id].refusal = None
         self._concerned[task.attempt.job.id] = None
 
     def _yield(self, action: Yield) -> None:
         task = self._task(action.pipeline, action.node)
         task.settle(self._clock.now)
-        device = task.places.pop(action.node)
-        task.shares.pop(action.node)
-        task.worker_speeds.pop(action.node, None)
-        if device is not None:
-            del self._on[device][action.pipeline, action.node]
-            self._dirty[device] = None
-        task.version += 1
-        self._moved[task] = None
+        self._floor.stop(task, action.node)
         self._concerned[task.attempt.job.id] = None
 
     def _merge(self, action: Merge) -> None:
@@ -489,67 +391,10 @@ class Simulation:
         taken = [(chain, done) for chain, done in chains if chain is not None]
         target.do(target.chain.absorb(taken, target.whole - target.left))
         target.expected = target.seen + self._board.nodes[action.pipeline][action.target].left
-        target.version += 1
-        self._moved[target] = None
-        for name in target.places.values():
-            self._dirty[name or ""] = None
+        self._floor.change(target)
         for task in sources:
-            self._leave(task)
+            self._floor.leave(task)
             self._follow(attempt, task)
-
-    # ------------------------------------------------------------ speeds
-
-    def _refresh(self) -> None:
-        """Bring what changed to this moment, and say when it will end."""
-        now, affected = self._clock.now, self._moved
-        for device in self._dirty:
-            here = self._on.get(device)
-            if here is None:
-                continue
-            running = [self._running(key, task) for key, task in here.items()]
-            for one, speed in speeds(running, self._hidden).items() if running else ():
-                key: tuple[int, str] = one  # type: ignore[assignment]
-                here[key].worker_speeds[key[1]] = speed
-                affected[here[key]] = None
-            self._write(device, running)
-        for task in affected:
-            if task.runs:
-                task.settle(now)
-                self._pace(task)
-        self._dirty, self._moved = {}, {}
-
-    def _running(self, key: tuple[int, str], task: Task) -> Running:
-        queued = task.attempt.queued
-        slot = slot_of(key[0], queued.weights_key, queued.fusible, task.true.kind)
-        return Running(key, slot, task.true, task.shares[key[1]])
-
-    def _write(self, device: str, running: list[Running]) -> None:
-        slots: dict[object, int] = defaultdict(int)
-        for one in running:
-            slots[one.slot] += 1
-        if len(slots) > self._policy.max_computing:
-            raise Broken(f"{device}: {sorted(map(str, slots))} compute at once")
-        occupants = []
-        for (pipeline, node), one in zip(self._on[device], running, strict=True):
-            job = self._attempts[pipeline].job
-            part, segment = one.share / slots[one.slot], one.segment
-            key = (pipeline, node)
-            occupants.append(Occupant(key, job.id, job.tenant, segment.kind, one.share, part, segment.batch))
-        self._ledger.occupy(device, self._clock.now, occupants, lost=bool(self._down[device]))
-
-    def _pace(self, task: Task) -> None:
-        """Its new speed, the true one and the predicted one, and with them its events."""
-        task.speed = task.predicted_speed = 1.0
-        if task.on_device:
-            task.speed = gang_speed(tuple(task.worker_speeds.values()), self._policy.shares)
-            task.predicted_speed = self._board.speed.get((task.attempt.pipeline, task.nodes[0].id), 1.0)
-        task.version += 1
-        now = self._clock.now
-        due = now + max(0.0, task.left) / task.speed
-        self._clock.at(due, Due(task, task.version))
-        overdue = now + max(0.0, (1 + SURPRISE) * task.expected - task.seen) / task.predicted_speed
-        if task.on_device and overdue < due and not task.warned:
-            self._clock.at(overdue, Overdue(task, task.version))
 
     # ------------------------------------------------------------ waiting
 
