@@ -201,6 +201,7 @@ class Chain:
             own,
             prefill_seconds=own.prefill_seconds + turn.prefill_seconds,
             tool_seconds=max(own.tool_seconds, turn.tool_seconds),
+            prefill_tokens=own.prefill_tokens + turn.prefill_tokens,
         )
 
     def _band(self) -> int:

@@ -1,0 +1,49 @@
+"""What the KV cache must hold, by hand; and which device of a job is the fullest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scheduler.core.state import Mode
+from scheduler.sim.devices import H100, footprint
+from scheduler.sim.measured import Sampled
+from scheduler.sim.memory import kv_tokens, memory, most_in_turn
+from scheduler.sim.workloads import WORKLOADS
+from tests.scheduler.sim.tiny import job
+
+SMALL = replace(WORKLOADS["gsm8k-qwen3-0.6b"], prompt_tokens=10, observation_tokens=5)
+
+
+def test_sequences_that_end_make_room() -> None:
+    """After 2 tokens both hold 12; after 4 only one is left, with 14."""
+    assert most_in_turn(SMALL, [Sampled(2, 1), Sampled(4, 1)], 0) == 24
+
+
+def test_sequences_that_only_end_a_turn_stay() -> None:
+    """The first ends its turn after 2 tokens and keeps 12; the second has 13 after 3. In the second turn: 10 + 5
+    + 2 in the cache, 2 more to sample."""
+    own = [Sampled(4, 2), Sampled(3, 1)]
+    assert most_in_turn(SMALL, own, 0) == 12 + 13
+    assert most_in_turn(SMALL, own, 1) == 19
+
+
+def test_more_workers_hold_less_each() -> None:
+    one, two = (kv_tokens(WORKLOADS["math-qwen3-4b"], workers) for workers in (1, 2))
+    assert two == pytest.approx(one / 2, rel=0.05)
+
+
+def test_only_overlap_needs_cache_and_optimizer_at_once() -> None:
+    workload = WORKLOADS["aime-qwen3-4b"]
+    cost = H100.cost(workload.model)
+    cache = kv_tokens(workload, 2) * cost.architecture.kv_bytes_per_token
+    training = footprint(cost, 2, 0).run_bytes
+
+    sync = job("a", workload=workload, workers=2)
+    overlapping = job("a", workload=workload, workers=2, mode=Mode.ASYNC, max_staleness=1)
+    apart = replace(overlapping, layout="disaggregated", train_workers=2)
+    assert memory(sync, cost).run_bytes == max(cache, training)
+    assert memory(overlapping, cost).run_bytes == cache + training
+    assert memory(apart, cost).run_bytes == max(cache, training)
+    assert memory(apart, cost).weights_bytes == cost.architecture.weights_bytes
