@@ -22,8 +22,8 @@ def test_sequences_that_end_make_room() -> None:
 
 
 def test_sequences_that_only_end_a_turn_stay() -> None:
-    """The first ends its turn after 2 tokens and keeps 12; the second has 13 after 3. In the second turn: 10 + 5
-    + 2 in the cache, 2 more to sample."""
+    """The first ends its turn after 2 tokens and keeps 12; the second has 13 after 3. In the second turn: 10
+    + 5 + 2 in the cache, 2 more to sample."""
     own = [Sampled(4, 2), Sampled(3, 1)]
     assert most_in_turn(SMALL, own, 0) == 12 + 13
     assert most_in_turn(SMALL, own, 1) == 19
