@@ -151,9 +151,7 @@ class Multiplex:
         return gains(self._board, self._policy, device, node, first)
 
     def _start(self, node: Node, found: Seat) -> None:
-        own = self._board.slot(node)
-        others = tuple((slot, share) for slot, share in found.shares if slot != own)
-        self._divide(found.device, others)
+        self._divide(found.device, found.shares)
         if found.fused:
             reason = "joins the batch that its base model decodes there"
         elif found.beside:

@@ -95,13 +95,18 @@ def slots_on(board: Board, device: str) -> dict[Slot, list[Node]]:
 def stretched(
     board: Board, policy: Policy, device: str, favour: Mapping[int, float]
 ) -> tuple[tuple[Slot, float], ...]:
-    """The shares of those who compute there now, with nobody new."""
+    """The shares of those who compute there now, with nobody new: the best, or where one would miss its
+    latency cap with these, as they are.
+    """
     slots = slots_on(board, device)
     if not slots:
         return ()
     groups = [[_segment(member) for member in members] for members in slots.values()]
     weights = [_weight(members, favour) for members in slots.values()]
-    shares, _ = divided(groups, weights, _table(board, device), policy.shares)
+    shares, slows = divided(groups, weights, _table(board, device), policy.shares)
+    if _made_late(board, slots, dict(zip(slots, zip(groups, slows, strict=True), strict=True))):
+        used = sum(members[0].share for members in slots.values())
+        shares = tuple(members[0].share / used for members in slots.values())
     return tuple(zip(slots, shares, strict=True))
 
 
