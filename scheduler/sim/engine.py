@@ -22,6 +22,7 @@ from dataclasses import replace
 
 from scheduler.core.board import Board
 from scheduler.core.invariants import check as contradictions
+from scheduler.core.invariants import check_decision
 from scheduler.core.plan import decide as decide_by_policy
 from scheduler.core.profile import SURPRISE, relative_error, surprising
 from scheduler.core.state import (
@@ -36,6 +37,7 @@ from scheduler.core.state import (
     Refusal,
     RefusalCode,
     Resize,
+    Snapshot,
     Start,
     Tenant,
     Wait,
@@ -311,6 +313,7 @@ class Simulation:
     # ------------------------------------------------------------ decisions
 
     def _plan(self) -> None:
+        before = self._board.snapshot() if self._check else None
         began = time.perf_counter()
         plan = self._decide(self._board, self._policy)
         self._decision_seconds += time.perf_counter() - began
@@ -321,7 +324,13 @@ class Simulation:
         for refusal in plan.refusals:
             self._refuse(refusal)
         self._floor.require_whole_gangs()
-        if self._check and (wrong := contradictions(self._board.snapshot())):
+        if before is not None:
+            self._require_legal(before, plan)
+
+    def _require_legal(self, before: Snapshot, plan: Plan) -> None:
+        wrong = check_decision(before, plan, self._policy)
+        wrong += contradictions(self._board.snapshot(), self._policy)
+        if wrong:
             raise Broken(f"at {self._clock.now}: {'; '.join(wrong)}")
 
     def _refuse(self, refusal: Refusal) -> None:
@@ -363,7 +372,10 @@ class Simulation:
             self._offer(task)
 
     def _task(self, pipeline: int, node: str) -> Task:
-        return self._attempts[pipeline].open[node]
+        task = self._attempts[pipeline].open.get(node)
+        if task is None:
+            raise Broken(f"{self._attempts[pipeline].job.id} does not offer {node}")
+        return task
 
     def _start(self, action: Start) -> None:
         task = self._task(action.pipeline, action.node)
@@ -494,8 +506,8 @@ def simulate(
 ) -> Result:
     """Run the scenario to the end of its last job.
 
-    ``check`` looks for contradictions in the board after every decision. ``nature`` is where the truth
-    comes from: the calibrated one where it is left out. Raises ``Stuck`` when jobs can never end,
-    ``Broken`` when a promise of the simulation or of the planner does not hold.
+    ``check`` judges every decision by ``invariants``. ``nature`` is where the truth comes from: the calibrated
+    one where it is left out. Raises ``Stuck`` when jobs can never end, ``Broken`` when a promise of the
+    simulation or of the planner does not hold.
     """
     return Simulation(scenario, policy, seed, check, nature or Measured(scenario), decide).run()

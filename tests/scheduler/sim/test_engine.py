@@ -286,7 +286,7 @@ def device_seconds(timeline: Iterable[Interval]) -> float:
 @pytest.mark.parametrize("name", ["exclusive", "rollout_only", "greedy"])
 def test_used_and_idle_make_up_the_capacity(name: str) -> None:
     """No two share a slot here, so that the intervals alone must give what tenants were charged."""
-    result = simulate(measured(), POLICIES[name], 1, nature=None)
+    result = simulate(measured(), POLICIES[name], 1, check=True)
 
     end = max(j.finished or 0.0 for j in result.jobs)
     assert result.used + result.idle == pytest.approx(3 * end - 50, rel=1e-9)
