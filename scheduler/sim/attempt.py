@@ -141,7 +141,7 @@ class Attempt:
             for worker, turns in zip(self._shape.rollout_workers, truth.rollout, strict=True)
         }
         to_sample = sum(_to_sample(turn.rollout) for turns in truth.rollout for turn in turns)
-        train = aligned(truth.train, self.queued.outlook.train)
+        train = occurring(truth.train, self.queued.outlook.train)
         return Step(truth, chains, train, to_sample)
 
     def _open_units(self, units: Iterable[str]) -> list[Task]:
@@ -288,13 +288,8 @@ def _to_sample(rollout: Rollout) -> int:
     return whole.advance(whole.steps_until(1))
 
 
-def aligned(truth: Sequence[TrueSegment], expected: Sequence[Segment]) -> tuple[TrueSegment | None, ...]:
-    """The true segments in the places of those expected, None where one does not occur.
-
-    Raises ``ValueError`` when something occurs that has no place.
-    """
-    rest = deque(truth)
-    places = [rest.popleft() if rest and rest[0].kind is segment.kind else None for segment in expected]
-    if rest:
-        raise ValueError(f"nobody expects {rest[0].kind} after {[segment.kind for segment in expected]}")
-    return tuple(places)
+def occurring(truth: Sequence[TrueSegment], expected: Sequence[Segment]) -> tuple[TrueSegment | None, ...]:
+    """The true segments, None where one takes no time. Raises ``ValueError`` when they are others."""
+    if [segment.kind for segment in truth] != [segment.kind for segment in expected]:
+        raise ValueError(f"{[s.kind for s in truth]} where {[s.kind for s in expected]} was expected")
+    return tuple(segment if segment.seconds > 0 else None for segment in truth)
