@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
+from scheduler.core.graph import staleness
+from scheduler.core.interference import THIN_BATCH
 from scheduler.core.state import Mode
 from scheduler.sim.devices import Footprint, footprint
 from scheduler.sim.measured import Sampled
@@ -22,17 +24,22 @@ def memory(job: SimJob, cost: ModelCost) -> Footprint:
     """Bytes on each of the job's devices: what the fullest of them needs at once.
 
     Synchronous and colocated jobs were measured with offload: the cache is gone while they train, and
-    gradients, masters and moments are on the host while they roll out. Disaggregated, no device has both
-    either. But rollouts that overlap training on the same device need both.
+    gradients, masters and moments are on the host while they roll out. With streaming the last sequences are
+    still there when training begins. Rollouts that run ahead of the weights need all of both on the same
+    device; disaggregated, no device has both.
     """
-    cache_bytes = kv_tokens(job.workload, job.workers) * cost.architecture.kv_bytes_per_token
+    own = cost.architecture
+    cache_bytes = kv_tokens(job.workload, job.workers) * own.kv_bytes_per_token
     training = footprint(cost, len(job.shape.train_workers), 0)
+    run = max(cache_bytes, training.run_bytes)
     if job.layout == "disaggregated":
-        run = max(cache_bytes, training.run_bytes)
-        return Footprint(cost.architecture.weights_bytes, run)
-    if job.mode is Mode.SYNC:
-        return replace(training, run_bytes=max(cache_bytes, training.run_bytes))
-    return replace(training, run_bytes=cache_bytes + training.run_bytes)
+        return Footprint(own.weights_bytes, run)
+    if staleness(job.shape) > 0:
+        return replace(training, run_bytes=cache_bytes + training.run_bytes)
+    if job.mode is Mode.STREAM:
+        last = min(cache_bytes, last_tokens(job.workload) * own.kv_bytes_per_token)
+        run = max(run, last + training.run_bytes)
+    return replace(training, run_bytes=run)
 
 
 @cache
@@ -44,6 +51,15 @@ def kv_tokens(workload: Workload, workers: int) -> int:
     own = representative(workload, -(-workload.prompts // workers) * workload.samples)
     turns = max(s.turns for s in own)
     return round(HEADROOM * max(most_in_turn(workload, own, turn) for turn in range(turns)))
+
+
+def last_tokens(workload: Workload) -> int:
+    """The most that a worker's last sequences hold: as many as make a thin tail, all of the most tokens."""
+    longest = max(
+        _context(workload, s, s.turns - 1) + turn_tokens(s, s.turns - 1)
+        for s in representative(workload, workload.prompts * workload.samples)
+    )
+    return THIN_BATCH * longest
 
 
 def most_in_turn(workload: Workload, own: Sequence[Sampled], turn: int) -> int:

@@ -45,5 +45,8 @@ def test_only_overlap_needs_cache_and_optimizer_at_once() -> None:
     apart = replace(overlapping, layout="disaggregated", train_workers=2)
     assert memory(sync, cost).run_bytes == max(cache, training)
     assert memory(overlapping, cost).run_bytes == cache + training
+    streaming = replace(sync, mode=Mode.STREAM)
+    last = 32 * (workload.prompt_tokens + workload.max_tokens) * cost.architecture.kv_bytes_per_token
+    assert memory(streaming, cost).run_bytes == pytest.approx(max(cache, last + training), rel=0.01)
     assert memory(apart, cost).run_bytes == max(cache, training)
     assert memory(apart, cost).weights_bytes == cost.architecture.weights_bytes
