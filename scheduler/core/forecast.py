@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from scheduler.core.board import Board, Key
 from scheduler.core.interference import Interference
-from scheduler.core.rates import divided, fused, slot_of, total_speed
+from scheduler.core.rates import divided, fused, slot_of, total_speed, worth_starting
 from scheduler.core.state import (
     OFF_DEVICE,
     ROLLOUT,
@@ -34,8 +34,6 @@ from scheduler.core.state import (
 #: Bounds on the work of one forecast: pipelines looked at, and ends of sub-stages.
 MAX_PIPELINES = 6
 MAX_EVENTS = 40
-#: What a further resident must add to the sum of speeds to be worth its start.
-MIN_GAIN = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +63,27 @@ class Track:
         self.rolls_in: dict[int, int] = {}
         self.trains_in: dict[int, int] = {}
         self.open_rollouts = 0
+        #: Of them, those that have not reached their last part.
+        self.thick = 0
         self.training = False
         self.train_part = 0
+
+    @property
+    def last_part(self) -> int:
+        return len(self.outlook.rollout) - 1
 
 
 class Act:
     """A sub-stage of a pipeline in some places."""
 
-    __slots__ = ("held", "left", "part", "places", "rollout", "running", "segment", "slot", "track")
+    __slots__ = ("held", "left", "off", "part", "places", "rollout", "running", "segment", "slot", "track")
 
     def __init__(
         self, track: Track, places: tuple[int, ...], segment: Segment, part: int, rollout: bool, left: float
     ) -> None:
         self.track, self.places, self.segment = track, places, segment
         self.part, self.rollout, self.left = part, rollout, left
-        self.running = segment.kind in OFF_DEVICE
+        self.running = self.off = segment.kind in OFF_DEVICE
         self.held = False
         self.slot = slot_of(track.id, track.weights_key, track.fusible, segment.kind)
 
@@ -134,6 +138,7 @@ class Forecast:
                 if not node.segment.early:
                     track.rolled = max(track.rolled, node.step + 1)
         track.open_rollouts = len(rollouts)
+        track.thick = sum(act.part < track.last_part for act in rollouts.values())
         return [*rollouts.values(), *([training] if training else [])]
 
     # ------------------------------------------------------------ run
@@ -178,10 +183,12 @@ class Forecast:
         track = ended.track
         if ended.rollout:
             part = _next_part(track.outlook.rollout, ended.part + 1)
+            if ended.part < track.last_part and (part is None or part == track.last_part):
+                track.thick -= 1
             if part is not None:
                 segment = track.outlook.rollout[part]
                 following = [Act(track, ended.places, segment, part, True, segment.seconds)]
-                return following + self._begin(track, tail=segment.kind is Kind.TAIL)
+                return following + self._begin(track)
             track.open_rollouts -= 1
             if track.open_rollouts == 0:
                 track.rolled += 1
@@ -192,7 +199,7 @@ class Forecast:
                 track.train_part = 0
         return self._begin(track)
 
-    def _begin(self, track: Track, tail: bool = False) -> list[Act]:
+    def _begin(self, track: Track) -> list[Act]:
         """What may begin: the next rollouts while they are not too stale, the next part of training."""
         found = []
         first = _next_part(track.outlook.rollout, 0)
@@ -200,10 +207,12 @@ class Forecast:
             segment = track.outlook.rollout[first]
             found = [Act(track, (place,), segment, first, True, segment.seconds) for place in track.rolls_in]
             track.open_rollouts = len(found)
+            track.thick = len(found) if first < track.last_part else 0
         part = _next_part(track.outlook.train, track.train_part)
         if not track.training and part is not None:
             segment = track.outlook.train[part]
-            if track.rolled > track.trained or (track.stream and tail and segment.early):
+            streams = track.stream and segment.early and track.open_rollouts > 0 and track.thick == 0
+            if track.rolled > track.trained or (streams and track.rolled == track.trained):
                 found.append(Act(track, tuple(track.trains_in), segment, part, False, segment.seconds))
                 track.training, track.train_part = True, part + 1
         return found
@@ -214,7 +223,7 @@ class Forecast:
         """Start what may start; then the speed of everything that runs."""
         present: dict[int, list[Act]] = {}
         for act in acts:
-            if act.running:
+            if act.running and not act.off:
                 for place in act.places:
                     present.setdefault(place, []).append(act)
         for act in acts:
@@ -253,7 +262,8 @@ class Forecast:
             policy.corun.issuperset({act.segment.kind, *(other.segment.kind for other in here)})
         ):
             return False
-        return self._total([*here, act]) > self._total(here) + MIN_GAIN
+        others_left = min(other.left for other in here)
+        return worth_starting(self._total(here), self._total([*here, act]), act.left, others_left)
 
     def _total(self, here: list[Act]) -> float:
         groups = _grouped(here)

@@ -9,7 +9,7 @@ With rollouts ``R`` of workers a and b, the trainers' chain ``T``, and steps cou
     Rb0 ─┘      └─ Rb1 ─┘               T0: after Ra0, Rb0               BARRIER: all rollouts of the step
                                         T1: after Ra1, Rb1 and T0
     STREAM: early parts of T0 begin     Ra2, Rb2: after T0               STALENESS: weights of k - 1 - eta
-    once Ra0 and Rb0 left DECODE        Ra3, Rb3: after T1
+    with the last parts of Ra0, Rb0     Ra3, Rb3: after T1
 
 A step's ``T`` is a chain of parts. A part that needs devices is a *gang*: one node for each train worker. All
 of them begin together, once everything that the gang waits for is over, the whole gang before it included. So
@@ -219,7 +219,7 @@ def _gathering(step: _Step, mode: Mode) -> Iterator[Edge]:
     early = _early(step.train) if mode is Mode.STREAM else 0
     for worker in step.rollout:
         if early:
-            yield Edge(_saturated(worker).unit, step.train[0][0].unit, EdgeKind.STREAM)
+            yield Edge(_thick(worker).unit, step.train[0][0].unit, EdgeKind.STREAM)
         yield Edge(worker[-1].unit, step.train[early][0].unit, EdgeKind.BARRIER)
 
 
@@ -228,10 +228,9 @@ def _early(train: Sequence[tuple[GraphNode, ...]]) -> int:
     return next((i for i, unit in enumerate(train) if not unit[0].segment.early), len(train) - 1)
 
 
-def _saturated(worker: Sequence[GraphNode]) -> GraphNode:
-    """The last node before the first tail: when it is over, many sequences are. Else the first node."""
-    tail = next((i for i, node in enumerate(worker) if node.segment.kind is Kind.TAIL), 0)
-    return worker[max(0, tail - 1)]
+def _thick(worker: Sequence[GraphNode]) -> GraphNode:
+    """The node before the last, which is the thin end of the tail: when it is over, most groups are whole."""
+    return worker[max(0, len(worker) - 2)]
 
 
 # ---------------------------------------------------------------- reading

@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from scheduler.core.admit import admit
 from scheduler.core.board import Board
 from scheduler.core.draft import Draft
-from scheduler.core.forecast import MIN_GAIN
 from scheduler.core.lookahead import choose, until, worth_merging
 from scheduler.core.mergers import mergers, pays
-from scheduler.core.rates import Slot, divided, total_speed
+from scheduler.core.rates import Slot, divided, total_speed, worth_starting
 from scheduler.core.seats import NoSeat, Seat, seat, slots_on, stretched
 from scheduler.core.state import (
     OFF_DEVICE,
@@ -192,9 +191,9 @@ class Multiplex:
 
 
 def gains(board: Board, policy: Policy, device: str, one: Node, other: Node) -> bool:
-    """Whether the two do more together than one after the other."""
+    """Whether ``other`` could still start beside ``one``, or would not wait long for it."""
     if one.segment is None or other.segment is None:
         return False
     groups = [[one.segment], [other.segment]]
     _, slows = divided(groups, (1.0, 1.0), board.tables[board.devices[device].type], policy.shares)
-    return total_speed(groups, slows) > 1 + MIN_GAIN
+    return worth_starting(1.0, total_speed(groups, slows), board.left_now(one), board.left_now(other))

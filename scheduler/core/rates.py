@@ -17,6 +17,13 @@ from scheduler.core.state import ROLLOUT, Kind, Segment
 
 Slot = tuple[str, str]
 
+#: What a further resident must add to the sum of speeds to be worth its start.
+MIN_GAIN = 0.05
+#: A sub-stage that is shorter than this part of all it would compute beside may start for no gain, as long as
+#: the sum of speeds falls by no more than rounding: it is over soon, and what follows it may gain.
+SHORT = 0.25
+NO_LOSS = 0.02
+
 
 @dataclass(frozen=True, slots=True)
 class Running:
@@ -97,3 +104,10 @@ def total_speed(groups: Sequence[Sequence[Segment]], slows: Sequence[float]) -> 
         for group, slow in zip(groups, slows, strict=True)
         for member in group
     )
+
+
+def worth_starting(before: float, after: float, left: float, others_left: float) -> bool:
+    """Whether a newcomer helps: ``before`` and ``after`` are sums of speeds, ``left`` its solo seconds,
+    ``others_left`` the least of those that compute there.
+    """
+    return after > before + MIN_GAIN or (after >= before - NO_LOSS and left < SHORT * others_left)

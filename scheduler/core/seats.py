@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scheduler.core.board import Board, Key
-from scheduler.core.forecast import MIN_GAIN, staleness
+from scheduler.core.forecast import staleness
 from scheduler.core.interference import Interference
-from scheduler.core.rates import Slot, divided, fused, total_speed
+from scheduler.core.rates import Slot, divided, fused, total_speed, worth_starting
 from scheduler.core.state import (
     ROLLOUT,
     DeviceState,
@@ -76,7 +76,9 @@ def seat(board: Board, policy: Policy, node: Node, device: str, favour: Mapping[
         weights[-1] = favour.get(pipeline.id, 1.0)
     shares, slows = divided(after, weights, _table(board, device), policy.shares)
     _, slows_before = divided(before, [1.0] * len(before), _table(board, device), policy.shares)
-    if total_speed(after, slows) <= total_speed(before, slows_before) + MIN_GAIN:
+    others_left = min(board.left_now(member) for members in slots.values() for member in members)
+    totals = total_speed(before, slows_before), total_speed(after, slows)
+    if not worth_starting(*totals, board.left_now(node), others_left):
         return NoSeat(RefusalCode.DEVICE, "to compute beside what runs on its device would gain nothing")
     late = _made_late(board, slots, dict(zip(keys, zip(after, slows, strict=True), strict=True)))
     if late:

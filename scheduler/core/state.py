@@ -385,6 +385,7 @@ class Policy:
     corun: frozenset[Kind] = frozenset()
     lookahead: bool = False
     capped: bool = False
+    stream: bool = False
 
 
 _ALL = frozenset(Kind) - OFF_DEVICE
@@ -392,7 +393,9 @@ _ALL = frozenset(Kind) - OFF_DEVICE
 #: The policies by name. The baselines of others are policies of the same core, so that one run compares them:
 #: ``exclusive`` (verl: one pipeline after another per set of devices), ``phase`` (RollMux: whole phases take
 #: turns on a device), ``rollout_only`` (MuxServe-like: decodes share a device, training does not).
-_GREEDY = Policy("greedy", max_computing=2, merge=True, shares=True, fuse=True, corun=_ALL, capped=True)
+_GREEDY = Policy(
+    "greedy", max_computing=2, merge=True, shares=True, fuse=True, corun=_ALL, capped=True, stream=True
+)
 POLICIES = {
     policy.name: policy
     for policy in (

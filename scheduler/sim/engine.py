@@ -51,7 +51,7 @@ from scheduler.sim.ledger import Broken, Ledger
 from scheduler.sim.nature import Measured, Nature
 from scheduler.sim.record import Record
 from scheduler.sim.result import KindError, Result, Sample, TenantResult
-from scheduler.sim.scenario import Scenario, SimJob
+from scheduler.sim.scenario import Scenario, SimJob, streamed
 
 Decide = Callable[[Board, Policy], Plan]
 
@@ -510,4 +510,6 @@ def simulate(
     one where it is left out. Raises ``Stuck`` when jobs can never end, ``Broken`` when a promise of the
     simulation or of the planner does not hold.
     """
+    if policy.stream:
+        scenario = streamed(scenario)
     return Simulation(scenario, policy, seed, check, nature or Measured(scenario), decide).run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from scheduler.core.state import Mode, Shape
@@ -109,6 +109,15 @@ class Scenario:
     @property
     def tenants(self) -> tuple[int, ...]:
         return tuple(sorted({*self.weights, *self.quotas, *(job.tenant for job in self.jobs)}))
+
+
+def streamed(scenario: Scenario) -> Scenario:
+    """The scenario when synchronous jobs train on finished groups while their last sequences roll out."""
+    jobs = tuple(
+        replace(job, mode=Mode.STREAM, max_staleness=0) if job.mode is Mode.SYNC else job
+        for job in scenario.jobs
+    )
+    return replace(scenario, jobs=jobs)
 
 
 def _require(owner: str, name: str, value: object, holds: bool) -> None:
