@@ -79,7 +79,7 @@ def admit(draft: Draft) -> Draft:
             spoken_for[job.tenant] += job.devices
             clocks[job.tenant] = later(clocks[job.tenant], job.devices / tenants[job.tenant].weight)
         else:
-            waiting[rooms.lacking(job)].append(job)
+            waiting[rooms.lacking].append(job)
             spoken_for[job.tenant] += job.devices
             quota_queue[job.tenant] += 1
 
@@ -152,6 +152,8 @@ class _Rooms:
         self._ready = ready_devices(snapshot)
         self._shelves = Shelves(self._memory, self._ready)
         self.kept: frozenset[str] = frozenset()
+        #: What the first load that must wait waits for; those behind it wait for the same.
+        self.lacking = RefusalCode.MEMORY
         ready = set(self._ready)
         for pipeline in snapshot.pipelines:
             homeless = pipeline.devices - sum(name in ready for name in pipeline.home)
@@ -184,15 +186,12 @@ class _Rooms:
             return 0.0
         return max(self._crowd.excess(name, load, worker) for worker in range(load.devices))
 
-    def lacking(self, job: QueuedJob) -> RefusalCode:
-        """What the job that found no room waits for."""
-        with_memory = sum(1 for _ in islice(self._shelves.candidates(job), job.devices))
-        return RefusalCode.LATENCY if with_memory >= job.devices else RefusalCode.MEMORY
-
     def _keep(self, load: QueuedJob | Pipeline, devices: int, own: frozenset[str]) -> None:
         """Keep the devices that lack least for the first load that must wait."""
         if self.kept:
             return
+        with_memory = sum(1 for name in islice(self._shelves.candidates(load), devices + len(own)))
+        self.lacking = RefusalCode.LATENCY if with_memory >= devices else RefusalCode.MEMORY
         need = load.weights_bytes + load.run_bytes
         large = [n for n in self._ready if n not in own and self._memory.capacity[n] >= need]
         large.sort(key=lambda n: (self._memory.shortage(n, load), max(0.0, self._crowding(n, load)), n))

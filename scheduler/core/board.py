@@ -18,6 +18,7 @@ from scheduler.core.interference import Interference
 from scheduler.core.rates import Running, Slot, gang_speed, slot_of, speeds
 from scheduler.core.state import (
     OFF_DEVICE,
+    UNKNOWN_STEP_SECONDS,
     Action,
     Admit,
     Device,
@@ -160,7 +161,9 @@ class Board:
 
     def expect(self, pipeline: int, outlook: Outlook) -> None:
         """What a step of the pipeline is expected to be, from now on."""
-        self.pipelines[pipeline] = replace(self.pipelines[pipeline], outlook=outlook)
+        self.pipelines[pipeline] = replace(
+            self.pipelines[pipeline], outlook=outlook, step_seconds=outlook.seconds
+        )
 
     def step_done(self, pipeline: int) -> None:
         """An update was applied. Devices held for the step are free again, unless another step runs there."""
@@ -233,6 +236,7 @@ class Board:
                 outlook=job.outlook,
                 fusible=job.fusible,
                 kv_tokens=job.kv_tokens,
+                step_seconds=job.outlook.seconds or UNKNOWN_STEP_SECONDS,
                 step_began=self.now,
             )
         )
@@ -389,10 +393,10 @@ class Board:
             node = self.nodes[key[0]][key[1]]
             if node.device is None or node.since == self.now:
                 continue
-            self._serve(
-                self.pipelines[node.pipeline].tenant,
-                (self.now - node.since) * node.share / self._sharing(node),
-            )
+            pipeline = self.pipelines[node.pipeline]
+            if not pipeline.holds:  # who holds whole devices is charged for that when the step is over
+                part = node.share / self._sharing(node)
+                self._serve(pipeline.tenant, (self.now - node.since) * part)
             self._put(replace(node, left=self.left_now(node), since=self.now))
 
     def _sharing(self, node: Node) -> int:

@@ -1,10 +1,13 @@
 """Pass ``start``: run every offered sub-stage that may run now.
 
 One that needs a device runs when its pipeline holds its devices and nothing else of the same worker runs on
-the worker's; of several offered by one worker the earliest step goes first. The rest runs at once.
+the worker's; of several offered by one worker the earliest step goes first. A gang runs whole. The rest
+runs at once.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from scheduler.core.draft import Draft
 from scheduler.core.state import OFF_DEVICE, DeviceState, Node, NodeState, Pipeline, Start
@@ -23,18 +26,28 @@ def start(draft: Draft) -> Draft:
         if node.state is NodeState.RUNNING and node.kind not in OFF_DEVICE
     }
     actions = []
-    for node in sorted(snapshot.nodes, key=lambda n: (n.pipeline, n.worker, n.step, n.id)):
-        pipeline = pipelines.get(node.pipeline)
-        if node.state is not NodeState.READY or pipeline is None:
+    for unit in _units(snapshot.nodes):
+        pipeline = pipelines.get(unit[0].pipeline)
+        if pipeline is None:
             continue
-        if node.kind in OFF_DEVICE:
-            actions.append(Start(node.id, node.pipeline, None, WHOLE, "needs no device"))
+        if unit[0].kind in OFF_DEVICE:
+            actions += [Start(n.id, n.pipeline, None, WHOLE, "needs no device") for n in unit]
             continue
-        device = _device_of(node, pipeline)
-        if device in alive and (node.pipeline, node.worker) not in busy:
-            busy.add((node.pipeline, node.worker))
-            actions.append(Start(node.id, node.pipeline, device, WHOLE, "its pipeline's turn"))
+        places = [(node, _device_of(node, pipeline)) for node in unit]
+        workers = {(node.pipeline, node.worker) for node in unit}
+        if all(device in alive for _, device in places) and not workers & busy:
+            busy |= workers
+            actions += [Start(n.id, n.pipeline, device, WHOLE, "its pipeline's turn") for n, device in places]
     return draft.with_actions(actions)
+
+
+def _units(nodes: Iterable[Node]) -> list[list[Node]]:
+    """What is offered, in the order in which it is served; a gang is one unit."""
+    units: dict[tuple[int, str], list[Node]] = {}
+    for node in sorted(nodes, key=lambda n: (n.pipeline, n.worker, n.step, n.id)):
+        if node.state is NodeState.READY:
+            units.setdefault((node.pipeline, node.gang or node.id), []).append(node)
+    return list(units.values())
 
 
 def _device_of(node: Node, pipeline: Pipeline) -> str | None:

@@ -153,6 +153,10 @@ class QueuedJob:
     kv_tokens: int = 0
 
 
+#: What a turn is charged while nothing is known of the pipeline's steps.
+UNKNOWN_STEP_SECONDS = 10.0
+
+
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """A running attempt. ``home[w]`` is the device where worker ``w`` last was, ``holds`` what it has now.
@@ -175,7 +179,7 @@ class Pipeline:
     home: tuple[str, ...]
     holds: tuple[str, ...] = ()
     priority: int = 0
-    step_seconds: float = 10.0
+    step_seconds: float = UNKNOWN_STEP_SECONDS
     demand: Demand = Demand()
     latency_cap: float = 1.5
     shape: Shape | None = None

@@ -329,7 +329,7 @@ def grading_seconds() -> float:
 def finished_share(groups: Groups, workers: int) -> float:
     """Part of the tokens in groups that are whole before their worker's last ``THIN_BATCH`` sequences.
 
-    Mode STREAM begins with them when the tail begins, although the last of them end later: a favour to it.
+    Mode STREAM begins with them when those last sequences are all that runs.
     """
     whole = total = 0
     for worker in range(workers):

@@ -123,7 +123,7 @@ def test_a_rollout_waits_for_the_weights_that_it_may_still_use():
     assert staleness(Mode.SYNC, 0) == staleness(Mode.STREAM, 0) == []
 
 
-def test_streaming_begins_when_the_tails_do():
+def test_streaming_begins_with_the_thin_ends_of_the_tails():
     graph = build(colocated(2, Mode.STREAM), EARLY, 0, 1)
     validate(graph)
     assert edges(graph) == lines("""
@@ -133,8 +133,8 @@ def test_streaming_begins_when_the_tails_do():
         chain: s0.w1.prefill.0 -> s0.w1.decode.1
         chain: s0.w1.decode.1 -> s0.w1.tail.2
         chain: s0.w1.tail.2 -> s0.w1.tail.3
-        stream: s0.w0.decode.1 -> s0.w0.grade.t0
-        stream: s0.w1.decode.1 -> s0.w0.grade.t0
+        stream: s0.w0.tail.2 -> s0.w0.grade.t0
+        stream: s0.w1.tail.2 -> s0.w0.grade.t0
         barrier: s0.w0.grade.t0 -> s0.logprob.t1
         barrier: s0.logprob.t1 -> s0.update.t2
         barrier: s0.w0.tail.3 -> s0.update.t2
@@ -153,7 +153,7 @@ def test_early_counts_only_when_streaming():
     [
         ((Kind.PREFILL, Kind.DECODE), "s0.w0.prefill.0"),
         ((Kind.TAIL, Kind.TAIL), "s0.w0.tail.0"),
-        ((Kind.DECODE, Kind.TAIL, Kind.TOOL, Kind.PREFILL, Kind.TAIL), "s0.w0.decode.0"),
+        ((Kind.DECODE, Kind.TAIL, Kind.TOOL, Kind.PREFILL, Kind.TAIL), "s0.w0.prefill.3"),
     ],
 )
 def test_where_a_stream_begins(rollout, begins):
@@ -167,7 +167,7 @@ def test_where_a_stream_begins(rollout, begins):
 def test_a_step_is_not_over_before_its_rollouts_even_if_all_parts_are_early():
     train = (Segment(Kind.LOGPROB, 1, early=True), Segment(Kind.UPDATE, 1, early=True))
     graph = build(colocated(1, Mode.STREAM), Outlook(EARLY.rollout, train), 0, 1)
-    assert "stream: s0.w0.decode.1 -> s0.logprob.t0" in edges(graph)
+    assert "stream: s0.w0.tail.2 -> s0.logprob.t0" in edges(graph)
     assert "barrier: s0.w0.tail.3 -> s0.update.t1" in edges(graph)
 
 
@@ -280,8 +280,8 @@ def test_while_streaming_the_longer_of_two_ways_counts():
     assert paths["s0.w0.decode.1"] == 3 + 5 + 6 + 4  # not 3 + 1 + 2 + 4, the way of the early parts
     long_early = (Segment(Kind.LOGPROB, 20, early=True), Segment(Kind.UPDATE, 4))
     paths = longest_paths(build(colocated(1, Mode.STREAM), Outlook(EARLY.rollout, long_early), 0, 1))
-    assert paths["s0.w0.decode.1"] == 3 + 20 + 4
-    assert paths["s0.w0.tail.2"] == 5 + 6 + 4
+    assert paths["s0.w0.tail.2"] == 5 + 20 + 4
+    assert paths["s0.w0.tail.3"] == 6 + 4
 
 
 def test_a_gang_is_as_long_as_its_longest_node():
