@@ -8,7 +8,7 @@ policy is left out it is ``exclusive``. The rules by noun: ``rows`` and ``comput
 
 from __future__ import annotations
 
-from scheduler.core.apply import apply
+from scheduler.core.board import Board
 from scheduler.core.draft import ordered
 from scheduler.core.invariants import actions, caps, computing, rows, sharing, turns
 from scheduler.core.state import Action, Evict, Plan, Policy, Snapshot
@@ -30,15 +30,15 @@ def screen(snapshot: Snapshot, plan: Plan, policy: Policy) -> tuple[Plan, list[s
 
     What a daemon asks before it writes: one wrong action must stop neither the others nor the refusals.
     """
-    after = ordered(snapshot)
+    board = Board.of(ordered(snapshot), policy.shares)
     kept: list[Action] = []
     wrong: list[str] = []
     for action in plan.actions:
-        reasons = illegal(after, action, policy)
+        reasons = illegal(board.snapshot(), action, policy)
         if reasons:
             wrong += reasons
         else:
-            after = apply(after, action)
+            board.apply(action)
             kept.append(action)
     return Plan(tuple(kept), plan.refusals), wrong
 
@@ -67,6 +67,7 @@ def check_decision(snapshot: Snapshot, plan: Plan, policy: Policy) -> list[str]:
 def _replay(before: Snapshot, plan: Plan, policy: Policy) -> tuple[Snapshot | None, list[str]]:
     """The world after the plan, or None where an action may not be done; and what is wrong on the way."""
     known = set(check(before, policy))
+    board = Board.of(before, policy.shares)
     after, wrong = before, []
     for position, action in enumerate(plan.actions):
         reasons = illegal(after, action, policy)
@@ -75,7 +76,8 @@ def _replay(before: Snapshot, plan: Plan, policy: Policy) -> tuple[Snapshot | No
         wrong += reasons
         if reasons:
             return None, wrong
-        after = apply(after, action)
+        board.apply(action)
+        after = board.snapshot()
         # An eviction or a move makes room for what follows, so memory is judged after every single action.
         wrong += [problem for problem in _always(after, policy) if problem not in known]
     return after, wrong + [p for p in computing.unsettled(after, policy) if p not in known]

@@ -28,19 +28,22 @@ Key = tuple[int, str]
 
 
 def broken(before: Snapshot, after: Snapshot, plan: Plan, policy: Policy) -> list[str]:
-    """Steps of synchronous pipelines that miss their cap, and would not without the plan.
+    """Steps of synchronous pipelines that miss their cap by a start or a resize, and would not without.
 
-    What was merged is left out: its work is another than before.
+    Where a batch was merged its neighbours are left out: what it asks of the device is another than before.
     """
     if not policy.capped:
         return []
     merged = {(a.pipeline, id) for a in plan.actions if isinstance(a, Merge) for id in (a.target, *a.sources)}
+    where = {node.device for node in computing(before) if (node.pipeline, node.id) in merged}
     then, now = projected(after, policy), projected(before, policy)
     wrong = []
-    for key in sorted((then.keys() & now.keys()) - merged):
+    for key in sorted(then.keys() & now.keys()):
+        on, newcomers = _company(after, key, plan)
         cap = pipeline_of(after, key[0]).latency_cap * pipeline_of(after, key[0]).outlook.seconds
-        patience = LATER ** max(1, _newcomers(after, key, plan))
-        if then[key] > cap + ROUNDING and then[key] > patience * now[key] + ROUNDING:
+        patience = LATER ** max(1, newcomers)
+        late = then[key] > cap + ROUNDING and then[key] > patience * now[key] + ROUNDING
+        if late and not on & where:
             wrong.append(
                 f"pipeline {key[0]}: {then[key]:.2f} s instead of {now[key]:.2f}, the cap is {cap:.2f}"
             )
@@ -106,9 +109,9 @@ def _lags(pipeline: Pipeline) -> bool:
     return shape.mode is Mode.ONE_STEP_OFF or shape.max_staleness > 0
 
 
-def _newcomers(after: Snapshot, key: Key, plan: Plan) -> int:
-    """Those who were started where the node, or its gang, computes."""
+def _company(after: Snapshot, key: Key, plan: Plan) -> tuple[set[str | None], int]:
+    """Where the node, or its gang, computes, and how many were started there."""
     own = next(n for n in after.nodes if (n.pipeline, n.id) == key)
     mates = [n for n in after.nodes if own.gang and (n.pipeline, n.gang) == (own.pipeline, own.gang)]
-    where = {n.device for n in (own, *mates)}
-    return sum(isinstance(a, Start) and a.device is not None and a.device in where for a in plan.actions)
+    on = {n.device for n in (own, *mates)}
+    return on, sum(isinstance(a, Start) and a.device is not None and a.device in on for a in plan.actions)

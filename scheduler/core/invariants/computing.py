@@ -25,7 +25,7 @@ def contradictions(snapshot: Snapshot, policy: Policy) -> list[str]:
 
 def unsettled(snapshot: Snapshot, policy: Policy) -> list[str]:
     """What may be so while a plan is carried out, and not once it is."""
-    return [] if policy.name == "exclusive" else [*_torn_gangs(snapshot), *_uneven_slots(snapshot)]
+    return [*_torn_gangs(snapshot), *([] if policy.name == "exclusive" else _uneven_slots(snapshot))]
 
 
 def computing(snapshot: Snapshot) -> list[Node]:

@@ -7,12 +7,14 @@ from math import inf
 
 from scheduler.core.apply import apply
 from scheduler.core.draft import wanting_turn
+from scheduler.core.invariants.computing import computing
 from scheduler.core.order import turn_clocks, turn_cost
 from scheduler.core.state import (
     OFF_DEVICE,
     Admit,
     Device,
     DeviceState,
+    Node,
     NodeState,
     Pipeline,
     Place,
@@ -48,23 +50,25 @@ def _unanswered(snapshot: Snapshot, plan: Plan) -> list[str]:
 
 
 def _not_started(after: Snapshot) -> list[str]:
-    """A ready node is left only where its worker is busy or has no live device."""
+    """A ready node is left only where it, or one of its gang, has a busy worker or no live device."""
     lost = {d.name for d in after.devices if d.state is DeviceState.LOST}
-    busy = {
-        (n.pipeline, n.worker)
-        for n in after.nodes
-        if n.state is NodeState.RUNNING and n.kind not in OFF_DEVICE
-    }
-    pipelines = {p.id: p for p in after.pipelines}
-    wrong = []
+    busy = {(n.pipeline, n.worker) for n in computing(after)}
+    holds = {p.id: p.holds for p in after.pipelines}
+    units: dict[tuple[int, str], list[Node]] = {}
     for node in after.nodes:
-        if node.state is not NodeState.READY:
-            continue
-        holds = pipelines[node.pipeline].holds
-        able = bool(holds) and holds[node.worker] not in lost and (node.pipeline, node.worker) not in busy
-        if node.kind in OFF_DEVICE or able:
-            wrong.append(f"node {node.id} of pipeline {node.pipeline} could start")
-    return wrong
+        if node.state is NodeState.READY:
+            units.setdefault((node.pipeline, node.gang or node.id), []).append(node)
+    return [
+        f"node {unit[0].id} of pipeline {unit[0].pipeline} could start"
+        for unit in units.values()
+        if unit[0].kind in OFF_DEVICE
+        or all(
+            holds[n.pipeline]
+            and holds[n.pipeline][n.worker] not in lost
+            and (n.pipeline, n.worker) not in busy
+            for n in unit
+        )
+    ]
 
 
 def _fits(snapshot: Snapshot, device: Device, load: Pipeline | QueuedJob, policy: Policy) -> bool:
