@@ -32,10 +32,10 @@ from scheduler.core.state import (
     Wait,
     Yield,
 )
-from scheduler.sim.devices import H100, footprint
-from scheduler.sim.nature import kv_tokens
-from scheduler.sim.scenario import SimJob
-from scheduler.sim.workloads import WORKLOADS, demand, outlook
+from scheduler.sim.devices import H100
+from scheduler.sim.nature import Measured
+from scheduler.sim.scenario import Scenario, SimJob
+from scheduler.sim.workloads import WORKLOADS
 
 #: Successive jobs and their workers: 4.5 in the mean. With half as many jobs as devices 2 or 3 live on each.
 JOBS = (
@@ -61,22 +61,8 @@ def queued(number: int) -> QueuedJob:
     """The job that comes as the ``number``-th."""
     task, workers = JOBS[number % len(JOBS)]
     workload = WORKLOADS[task]
-    job = SimJob(f"job-{number}", number % TENANTS, 0.0, workload, 1, workers)
-    expected = outlook(workload, H100, workers, workers * H100.gpus)
-    needs = footprint(H100.cost(workload.model), workers, kv_tokens(workload, workers))
-    return QueuedJob(
-        id=job.id,
-        tenant=job.tenant,
-        submitted=float(number),
-        devices=workers,
-        weights_key=job.id,
-        weights_bytes=needs.weights_bytes,
-        run_bytes=needs.run_bytes,
-        demand=demand(expected, H100.interference),
-        shape=job.shape,
-        outlook=expected,
-        kv_tokens=kv_tokens(workload, workers),
-    )
+    job = SimJob(f"job-{number}", number % TENANTS, float(number), workload, 1, workers)
+    return Measured(Scenario("jobs", H100, workers, (job,))).queued(job)
 
 
 @dataclass(slots=True)
