@@ -40,7 +40,7 @@ LOOKS: Mapping[Kind, tuple[float, str]] = {
 }
 #: Part of a device's lane that bars fill.
 FILLED = 0.9
-LANE_PIXELS = 60
+LANE_PIXELS = 80
 
 
 def figure(scenario: Scenario, results: Sequence[Result]) -> Figure:
@@ -98,7 +98,12 @@ def _traces(scenario: Scenario, result: Result, row: int) -> list[Figure]:
     for piece in pieces(result.timeline, scenario.jobs):
         own[piece.interval.tenant, piece.interval.kind].append(piece)
     steps = {job.id: tuple(accumulate(job.step_seconds, initial=job.admitted or 0.0)) for job in result.jobs}
-    return [_trace(scenario, key, own[key], row, steps) for key in sorted(own)]
+    return [_trace(scenario, key, own[key], row, steps) for key in sorted(own, key=_in_legend)]
+
+
+def _in_legend(key: tuple[int, Kind]) -> tuple[int, int]:
+    """Tenants by number, kinds as they follow each other in a step."""
+    return key[0], list(LOOKS).index(key[1])
 
 
 def _trace(

@@ -55,7 +55,7 @@ def test_the_example_uses_every_field():
     assert (streamed.priority, streamed.cancel_at) == (1, 5000.0)
     assert scenario.jobs[2].workload == with_lora(WORKLOADS["gsm8k-qwen3-4b"])
     assert scenario.weights == {1: 1.0, 2: 2.0, 3: 1.0}
-    assert scenario.quotas == {3: 2}
+    assert scenario.quotas == {3: 3}
     assert scenario.outages == (Outage("d01", 900.0, 960.0),)
 
 
