@@ -62,7 +62,7 @@ def _rank(board: Board, task: Task) -> tuple[float, int, float, float, int, str]
     overdue = waited > pipeline.outlook.seconds
     path = board.left_now(first) + rest(pipeline, first)
     return (
-        tenant.service // turn,
+        tenant.service // turn * turn,
         -pipeline.priority,
         first.since if overdue else float("inf"),
         -path,
