@@ -21,16 +21,20 @@ class Crowd:
 
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
         self._fuse = policy.fuse
-        self._here: dict[str, dict[str, tuple[Load, int]]] = defaultdict(dict)
+        self._here: dict[str, dict[int | str, tuple[Load, int]]] = defaultdict(dict)
         for pipeline in snapshot.pipelines:
             for worker, name in enumerate(pipeline.home):
                 self.add(name, pipeline, worker)
 
     def add(self, device: str, load: Load, worker: int) -> None:
-        self._here[device][f"{load.id}"] = load, worker
+        self._here[device][load.id] = load, worker
 
     def excess(self, device: str, load: Load, worker: int) -> float:
-        """By how much the device would be over the smallest cap with the load; 0 or less when it fits."""
+        """By how much the device would be over the smallest cap with the load; 0 or less when it fits, as it
+        does alone.
+        """
+        if not self._here[device]:
+            return 0.0
         here = [*self._here[device].values(), (load, worker)]
         return self._sum(here) - min(one.latency_cap for one, _ in here)
 
