@@ -182,7 +182,10 @@ class Multiplex:
     def _refuse(self, task: Task, seats: list[Seat | NoSeat]) -> None:
         why = next(found for found in seats if isinstance(found, NoSeat))
         self._refusals.append(Refusal(why.code, why.text, pipeline=task.pipeline))
-        if task.whole:
+        lacks_devices = any(
+            isinstance(found, NoSeat) and found.code is RefusalCode.NO_DEVICES for found in seats
+        )
+        if task.whole and not lacks_devices:
             self._reserve(task)
 
     def _reserve(self, task: Task) -> None:
