@@ -16,7 +16,6 @@ from scheduler.core.state import (
     NodeState,
     Plan,
     Policy,
-    RefusalCode,
     Resize,
     Snapshot,
     Start,
@@ -119,7 +118,7 @@ def _overtaken(before: Snapshot, plan: Plan, policy: Policy) -> list[str]:
     line = {(task.pipeline, task.nodes[0].id): place for place, task in enumerate(_in_line(world, policy))}
     started = {(a.pipeline, a.node) for a in plan.actions if isinstance(a, Start)}
     waits = {a.pipeline for a in plan.actions if isinstance(a, Wait)}
-    lacking = {r.pipeline for r in plan.refusals if r.code is RefusalCode.NO_DEVICES}
+    alive = {device.name for device in world.devices if device.state is not DeviceState.LOST}
     first: dict[str, tuple[int, Node]] = {}
     place_of: dict[tuple[int, str], int] = {}
     everything = tasks(world)
@@ -128,7 +127,8 @@ def _overtaken(before: Snapshot, plan: Plan, policy: Policy) -> list[str]:
         place_of.update({(n.pipeline, n.id): place for n in task.nodes})
         others = sum(t.pipeline == task.pipeline and not _begun(t, started) for t in everything)
         waited = task.pipeline in waits and others == 1
-        if _begun(task, started) or task.pipeline in lacking or not (task.whole or waited):
+        complete = all(_home(world, node) in alive for node in task.nodes)
+        if _begun(task, started) or not complete or not (task.whole or waited):
             continue
         for node in task.nodes:
             device = _home(world, node) or ""
