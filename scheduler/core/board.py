@@ -326,6 +326,7 @@ class Board:
         self.nodes.setdefault(pipeline.id, {})
         for name in pipeline.home:
             self.at_home.setdefault(name, {})[pipeline.id] = None
+            self.running.setdefault(name, {})
 
     def _put(self, node: Node) -> None:
         self.nodes[node.pipeline][node.id] = node
@@ -339,10 +340,10 @@ class Board:
             del self.running[node.device][key]
             self.touched.add(node.device)
         del self.nodes[key[0]][key[1]]
+        mates = [self.nodes[pipeline][id].device for pipeline, id in self.gang(key)]
         self.speed.pop(key, None)
         self._worker_speed.pop(key, None)
-        if node.device is not None:
-            self._refresh((node.device,))
+        self._refresh(name for name in mates if name is not None)
 
     def devices_of(self, node: Node) -> tuple[str, ...]:
         """Where the node runs, or would."""
@@ -373,6 +374,11 @@ class Board:
         return [(key[0], other.id) for other in self.nodes[key[0]].values() if other.gang == node.gang]
 
     def left_now(self, node: Node) -> float:
+    def with_gang(self, key: Key, speed: float) -> float:
+        """How fast the node goes when its worker's speed is this and the rest of its gang goes on as now."""
+        mates = self.gang(key)
+        return gang_speed([speed if m == key else self._worker_speed.get(m, 1.0) for m in mates], self.shares)
+
         """Solo seconds that are left of it at this moment."""
         if node.state is not NodeState.RUNNING or node.segment is None:
             return node.left or (node.segment.seconds if node.segment else 0.0)

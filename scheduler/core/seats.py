@@ -52,7 +52,7 @@ def seat(board: Board, policy: Policy, node: Node, device: str, favour: Mapping[
     segment = node.segment
     if segment is None:
         return NoSeat(RefusalCode.TURN, "nothing is known of its next sub-stage")
-    if board.devices[device].state is DeviceState.LOST:
+    if device not in board.devices or board.devices[device].state is DeviceState.LOST:
         return NoSeat(RefusalCode.NO_DEVICES, "its device is lost")
     own = board.slot(node)
     slots = slots_on(board, device)
@@ -143,7 +143,9 @@ def _made_late(
             if staleness(pipeline) or not pipeline.outlook.seconds:
                 continue
             key: Key = (member.pipeline, member.id)
-            then = projected(board, member, 1 / (slow * fused(_segment(member), group)))
+            own = 1 / (slow * fused(_segment(member), group))
+            # A newcomer may come to all of a gang's workers at once: none of them is faster than this one.
+            then = projected(board, member, min(own, board.with_gang(key, own)))
             now = projected(board, member, board.speed.get(key, 1.0))
             if not within_cap(pipeline, then) and then > LATER * now:
                 return True
