@@ -325,8 +325,8 @@ class Board:
         self.pipelines[pipeline.id] = pipeline
         self.nodes.setdefault(pipeline.id, {})
         for name in pipeline.home:
-            self.at_home.setdefault(name, {})[pipeline.id] = None
             self.running.setdefault(name, {})
+            self.at_home.setdefault(name, {})[pipeline.id] = None
 
     def _put(self, node: Node) -> None:
         self.nodes[node.pipeline][node.id] = node
@@ -339,8 +339,8 @@ class Board:
             self._settle((node.device,))
             del self.running[node.device][key]
             self.touched.add(node.device)
-        del self.nodes[key[0]][key[1]]
         mates = [self.nodes[pipeline][id].device for pipeline, id in self.gang(key)]
+        del self.nodes[key[0]][key[1]]
         self.speed.pop(key, None)
         self._worker_speed.pop(key, None)
         self._refresh(name for name in mates if name is not None)
@@ -373,12 +373,12 @@ class Board:
             return [key]
         return [(key[0], other.id) for other in self.nodes[key[0]].values() if other.gang == node.gang]
 
-    def left_now(self, node: Node) -> float:
     def with_gang(self, key: Key, speed: float) -> float:
         """How fast the node goes when its worker's speed is this and the rest of its gang goes on as now."""
         mates = self.gang(key)
         return gang_speed([speed if m == key else self._worker_speed.get(m, 1.0) for m in mates], self.shares)
 
+    def left_now(self, node: Node) -> float:
         """Solo seconds that are left of it at this moment."""
         if node.state is not NodeState.RUNNING or node.segment is None:
             return node.left or (node.segment.seconds if node.segment else 0.0)
