@@ -1,4 +1,4 @@
-"""What a board believes between decisions: what is left, how fast it goes, who was served, what was touched."""
+"""What a board believes between decisions: what is left, how fast it goes, who was served."""
 
 from dataclasses import replace
 
@@ -244,7 +244,7 @@ def test_a_lost_device_has_nothing_loaded():
     one = pipeline(1, "d1 d2", shape=BOTH, outlook=TRAIN)
     board = board_of(one, residents=(resident("d1", "base", 4, 0.0), resident("d2", "base", 4, 0.0)))
     board.set_device(replace(board.devices["d1"], state=DeviceState.LOST))
-    assert [key for key in board.residents] == [("d2", "base")]
+    assert list(board.residents) == [("d2", "base")]
     assert board.touched == {"d1"}
     assert board.admission
 
