@@ -86,7 +86,7 @@ def test_a_free_device_is_given_whole(policy):
 def test_a_tail_computes_beside_an_update():
     one, other = pipeline(1, "d1", outlook=LONG), pipeline(2, "d1", outlook=LONG)
     snapshot = world(one, other, nodes=(run_on(part_of(one, 2), "d1"), part_of(other, 1)))
-    # Sums of speeds, update and tail: 1/4 + 1 at a quarter for the update, 1/2 + 1 at half, 3/4 + 4/5 at three.
+    # Speeds of update and tail: 1/4 + 1 at a quarter for the update, 1/2 + 1 at half, 3/4 + 4/5 at three.
     assert shares(decide(snapshot, GREEDY)) == {1: 0.75, 2: 0.25}
     even = replace(GREEDY, shares=False)
     assert shares(decide(snapshot, even)) == {1: 0.5, 2: 0.5}
@@ -185,8 +185,8 @@ def test_who_joins_a_batch_resizes_it_with_its_neighbour():
     third = pipeline(3, "d1", key="own", outlook=LONG)
     nodes = (run_on(part_of(rows[0], 0), "d1", 0.25), run_on(part_of(third, 2), "d1", 0.75))
     decided = decide(world(*rows, third, nodes=(*nodes, part_of(rows[1], 0))), GREEDY)
-    # 64 + 64 sequences are a DECODE. Batch and update: 0.4 + 0.75 at a quarter for the batch, 0.8 + 0.5 at half,
-    # 1 + 0.25 at three quarters. (Before: 0.8 + 0.75 = 1.55; now each of two at 10/11 of 0.8, and 0.5: 1.95.)
+    # 64 + 64 sequences are a DECODE. Batch and update: 0.4 + 0.75 at a quarter for the batch, 0.8 + 0.5 at
+    # half, 1 + 0.25 at three. (Before: 0.8 + 0.75 = 1.55; now each of two at 10/11 of 0.8, and 0.5: 1.95.)
     assert shares(decided) == {1: 0.5, 2: 0.5, 3: 0.5}
 
 
@@ -274,7 +274,7 @@ def test_a_gang_is_judged_by_all_its_workers():
 
 
 def test_the_best_split_is_not_taken_from_who_would_miss_its_cap():
-    """Update and tail at half each. Three quarters for the update were best, but the tail must not slow down."""
+    """Both have half. Three quarters for the update were best, but the tail must not slow down."""
     one = pipeline(1, "d1", outlook=SHORT, latency_cap=1.0)
     other = pipeline(2, "d1", outlook=LONG)
     nodes = (run_on(part_of(one, 0), "d1", 0.5), run_on(part_of(other, 2), "d1", 0.5))
