@@ -18,7 +18,9 @@ QUICK_STEPS, QUICK_SEEDS = 2, 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="F", help="write the rows to this file too")
-    parser.add_argument("--seeds", type=int, metavar="N", help=f"draws of each comparison (default {SEEDS})")
+    parser.add_argument(
+        "--seeds", type=positive, metavar="N", help=f"draws of each comparison (default {SEEDS})"
+    )
     parser.add_argument("--group", choices=GROUPS, action="append", help="only this group; can be repeated")
     parser.add_argument(
         "--quick",
@@ -26,6 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{QUICK_STEPS} steps, {QUICK_SEEDS} seed, no sensitivity: a look",
     )
     parser.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
+
+
+def positive(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, is {text}")
+    return int(text)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -28,13 +28,15 @@ TARGETS = {(64, 32): 10.0, (1024, 512): 100.0}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """``admission_ms`` is the median of decisions about queued jobs too, ``touched`` the mean number of
-    devices that a decision was about, ``rss_mb`` the peak of the whole process.
+    """``running`` pipelines were admitted at the end. ``admission_ms`` is the median of decisions about
+    queued jobs too, ``touched`` the mean number of devices that a decision was about, ``rss_mb`` the peak of the
+    whole process.
     """
 
     devices: int
     pipelines: int
     policy: str
+    running: int
     decisions: int
     p50_ms: float
     p99_ms: float
@@ -55,6 +57,7 @@ def measure(devices: int, pipelines: int, policy: str, decisions: int, seed: int
         devices=devices,
         pipelines=pipelines,
         policy=policy,
+        running=world.pipelines,
         decisions=len(seen),
         p50_ms=1000 * quantile(seconds, 0.5),
         p99_ms=1000 * quantile(seconds, 0.99),
@@ -79,10 +82,22 @@ def peak_megabytes() -> float:
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
 
 
-def growth(rows: Sequence[Row]) -> float:
-    """The power of the number of devices with which the median grows, from the first row to the last."""
+def growth(first: tuple[int, float], last: tuple[int, float]) -> float:
+    """The power of the number of devices with which a time grows from one (devices, time) to another: 0 is
+    constant, 1 linear.
+    """
+    return math.log(last[1] / first[1]) / math.log(last[0] / first[0])
+
+
+def growths(rows: Sequence[Row]) -> str:
+    """From the smallest pool to the largest."""
     first, last = rows[0], rows[-1]
-    return math.log(last.p50_ms / first.p50_ms) / math.log(last.devices / first.devices)
+    median = growth((first.devices, first.p50_ms), (last.devices, last.p50_ms))
+    text = f"{last.policy}: the median grows as devices^{median:.2f}"
+    if first.admission_ms > 0 and last.admission_ms > 0:
+        admission = growth((first.devices, first.admission_ms), (last.devices, last.admission_ms))
+        text += f", that of admissions as devices^{admission:.2f}"
+    return text
 
 
 def apart(devices: int, pipelines: int, policy: str, decisions: int, seed: int) -> Row:
@@ -91,7 +106,7 @@ def apart(devices: int, pipelines: int, policy: str, decisions: int, seed: int) 
 
 
 HEADER = (
-    "devices  pipelines  policy      p50 ms   p99 ms   most ms  admission ms  touched  rss MB  p99 target"
+    "devices pipelines running policy      p50 ms   p99 ms   most ms admission ms touched  rss MB  p99 target"
 )
 
 
@@ -99,9 +114,15 @@ def line(row: Row) -> str:
     target = TARGETS.get((row.devices, row.pipelines)) if row.policy == "lookahead" else None
     verdict = "" if target is None else f"< {target:g}: {'met' if row.p99_ms < target else 'missed'}"
     return (
-        f"{row.devices:7}  {row.pipelines:9}  {row.policy:9} {row.p50_ms:8.2f} {row.p99_ms:8.2f}"
-        f" {row.most_ms:9.2f}  {row.admission_ms:12.2f}  {row.touched:7.1f}  {row.rss_mb:6.0f}  {verdict}"
+        f"{row.devices:7} {row.pipelines:9} {row.running:7} {row.policy:9} {row.p50_ms:8.2f} {row.p99_ms:8.2f}"
+        f" {row.most_ms:9.2f} {row.admission_ms:12.2f} {row.touched:7.1f} {row.rss_mb:7.0f}  {verdict}"
     )
+
+
+def positive(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, is {text}")
+    return int(text)
 
 
 def size(text: str) -> tuple[int, int]:
@@ -113,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.planner", description=__doc__)
     parser.add_argument("--json", type=Path, help="write the rows of lookahead, and of greedy, to this file")
     parser.add_argument("--sizes", type=size, nargs="+", default=SIZES, metavar="DEVICESxPIPELINES")
-    parser.add_argument("--decisions", type=int, default=DECISIONS, help="to be timed at each size")
+    parser.add_argument("--decisions", type=positive, default=DECISIONS, help="to be timed at each size")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     found: dict[str, list[Row]] = {}
@@ -124,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found[policy].append(apart(devices, pipelines, policy, options.decisions, options.seed))
             print(line(found[policy][-1]), flush=True)
         if len(found[policy]) > 1:
-            print(f"{policy}: the median grows with the {growth(found[policy]):.2f}th power of the devices")
+            print(growths(found[policy]))
     if options.json:
         content = {
             "rows": [asdict(r) for r in found["lookahead"]],
