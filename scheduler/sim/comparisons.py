@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from scheduler.core.state import POLICIES, Mode, Policy
 from scheduler.sim.devices import A100, GPUS_PER_DEVICE, H100, DeviceProfile
 from scheduler.sim.nature import Measured
+from scheduler.sim.room import hopeless
 from scheduler.sim.scenario import Scenario, SimJob
 from scheduler.sim.workloads import WORKLOADS, Workload, with_lora
 
@@ -41,7 +42,12 @@ NO_SHARES = _changed("equal shares", shares=False)
 NO_FUSE = _changed("no fuse", fuse=False)
 NO_WAIT = _changed("no wait", wait=False)
 NO_STREAM = _changed("no stream", stream=False)
-THREE = _changed("3 compute", max_computing=3)
+#: How many compute on a device at most: two as in the paper, or three, whichever is not the planner's own.
+TWO_OR_THREE = tuple(
+    _changed(f"{most} compute", max_computing=most)
+    for most in (2, 3)
+    if most != LOOKAHEAD.policy.max_computing
+)
 
 
 @dataclass(frozen=True)
@@ -124,15 +130,18 @@ def expected_step(job: SimJob) -> float:
     return rollout + train if job.layout == "colocated" else max(rollout, train)
 
 
-def missing_bytes(workload: Workload, profile: DeviceProfile, gpus: int) -> int:
-    """By how much a device is too small for a job on all of them; 0 or less when it fits."""
-    scenario = alike(workload, profile, gpus, steps=1, jobs=1)
-    queued = Measured(scenario).queued(scenario.jobs[0])
-    return queued.weights_bytes + queued.run_bytes - profile.memory_bytes
+def too_large(profile: DeviceProfile, gpus: int) -> dict[str, str]:
+    """Workloads of which not even one job on all the GPUs fits, and why."""
+    found = {}
+    for workload in PAPER:
+        for reason in hopeless(alike(workload, profile, gpus, steps=1, jobs=1)).values():
+            found[workload.name] = reason
+    return found
 
 
-def fitting(profile: DeviceProfile, gpus: int) -> Iterator[Workload]:
-    return (workload for workload in PAPER if missing_bytes(workload, profile, gpus) <= 0)
+def fitting(profile: DeviceProfile, gpus: int) -> list[Workload]:
+    excluded = too_large(profile, gpus)
+    return [workload for workload in PAPER if workload.name not in excluded]
 
 
 # ---------------------------------------------------------------- groups
@@ -232,14 +241,14 @@ CROWDED_CAP = 4.0
 
 
 def ablation(steps: int) -> Iterator[Comparison]:
-    pairs = (ROLLOUT_ONLY, PHASE, GREEDY, NO_MERGE, NO_SHARES, NO_WAIT, NO_STREAM, LOOKAHEAD)
+    pairs = (ROLLOUT_ONLY, PHASE, GREEDY, NO_MERGE, NO_SHARES, NO_WAIT, NO_STREAM, *TWO_OR_THREE, LOOKAHEAD)
     for name in ABLATED:
         scenario = alike(WORKLOADS[name], H100, 8, steps)
         yield from _against("ablation", name, scenario, *pairs)
         for jobs in (3, 4):
             crowd = alike(WORKLOADS[name], H100, 8, _fewer(steps), jobs, CROWDED_CAP)
             row, family = f"{jobs} x {name}", f"of {jobs} jobs"
-            yield from _against("ablation", row, crowd, LOOKAHEAD, GREEDY, THREE, family=family)
+            yield from _against("ablation", row, crowd, LOOKAHEAD, GREEDY, *TWO_OR_THREE, family=family)
     large, tenants = alike(WORKLOADS[ON_64[0]], A100, 64, steps), eight_tenants(WORKLOADS[LORA[0]], steps)
     row = f"{ON_64[0]} on 64xA100"
     yield from _against("ablation", row, large, NO_MERGE, NO_SHARES, LOOKAHEAD, GREEDY, family="on 64 GPUs")

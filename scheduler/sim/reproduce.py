@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from scheduler.sim.comparisons import GROUPS, PAPER, comparisons, missing_bytes
+from scheduler.sim.comparisons import GROUPS, comparisons, too_large
 from scheduler.sim.devices import H100
 from scheduler.sim.outcomes import needed, run_all
 from scheduler.sim.report import FOOT, as_json, rows, table, verdicts
@@ -55,13 +55,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def left_out() -> list[str]:
-    """Models of the paper that this model of memory keeps from 8 GPUs."""
-    too_large = {w.name: missing_bytes(w, H100, 8) for w in PAPER}
-    return [
-        f"Left out on 8 H100: {name} needs {missing / 1e9:.0f} GB more than a device has."
-        for name, missing in too_large.items()
-        if missing > 0
-    ]
+    return [f"Left out on 8 H100: {name} {reason}." for name, reason in too_large(H100, 8).items()]
 
 
 def _progress(done: int, of: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from scheduler.core.state import Mode
 from scheduler.sim.devices import CPU, DEVICES, DeviceProfile
 from scheduler.sim.fields import Fields, TraceError
-from scheduler.sim.nature import Measured
+from scheduler.sim.room import hopeless
 from scheduler.sim.scenario import Outage, Scenario, SimJob
 from scheduler.sim.workloads import CPU_WORKLOAD, WORKLOADS, Workload, with_lora
 
@@ -142,19 +142,13 @@ def _require_devices(count: int, outages: tuple[Outage, ...]) -> None:
 
 def _require_room(scenario: Scenario) -> None:
     """A job that could never run would keep the simulation waiting for ever."""
-    nature, memory = Measured(scenario), scenario.profile.memory_bytes
+    gpus, never = scenario.profile.gpus, hopeless(scenario)
     for place, job in enumerate(scenario.jobs):
-        limit = min(scenario.devices, scenario.quotas.get(job.tenant, scenario.devices))
+        limit = scenario.quotas.get(job.tenant, job.devices)
         if job.devices > limit:
-            whose = "the pool" if limit == scenario.devices else f"tenant {job.tenant}"
-            gpus = scenario.profile.gpus
             raise TraceError(
-                f"jobs[{place}].gpus: {job.devices * gpus} are more than {whose} has: {limit * gpus}"
+                f"jobs[{place}].gpus: tenant {job.tenant} may have {limit * gpus}, the job wants"
+                f" {job.devices * gpus}"
             )
-        queued = nature.queued(job)
-        need = queued.weights_bytes + queued.run_bytes
-        if need > memory:
-            raise TraceError(
-                f"jobs[{place}].gpus: each device of {job.id!r} needs {need / 1e9:.0f} GB and has"
-                f" {memory / 1e9:.0f}; with more GPUs it needs less"
-            )
+        if job.id in never:
+            raise TraceError(f"jobs[{place}].gpus: {never[job.id]}")

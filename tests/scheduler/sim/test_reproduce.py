@@ -21,12 +21,15 @@ from scheduler.sim.comparisons import (
     comparisons,
     disaggregated,
     expected_step,
+    fitting,
     pair,
+    too_large,
 )
 from scheduler.sim.devices import H100
 from scheduler.sim.outcomes import Outcome, Run, alone, model_flops, needed, outcome, run_all, scaled
 from scheduler.sim.report import NEVER_BELOW, Row, Verdict, as_json, row, rows, summaries, table, verdicts
 from scheduler.sim.result import JobResult
+from scheduler.sim.room import hopeless
 from scheduler.sim.scenario import SimJob
 from scheduler.sim.truth import grouped, step_tokens
 from scheduler.sim.workloads import WORKLOADS, with_lora
@@ -165,9 +168,12 @@ def test_groups_have_the_devices_and_modes_of_their_names():
 
 
 def test_what_does_not_fit_is_left_out():
-    models = {job.workload.model for c in ALL if c.gpus == 8 for job in c.scenario.jobs}
-    assert "qwen3-32b" not in models
-    assert "qwen3-32b" in {job.workload.model for c in ALL if c.gpus == 64 for job in c.scenario.jobs}
+    small = replace(H100, memory_bytes=100 * 10**9)
+    kept = {workload.model for workload in fitting(small, 8)}
+    assert "qwen3-0.6b" in kept
+    assert "qwen3-32b" not in kept
+    assert "GB" in too_large(small, 8)["math-qwen3-32b"]
+    assert not any(hopeless(comparison.scenario) for comparison in ALL)
 
 
 def test_unlike_jobs_get_equal_work():
