@@ -21,7 +21,7 @@ from itertools import islice
 from scheduler.core import texts
 from scheduler.core.crowd import Crowd
 from scheduler.core.draft import Draft, ready_devices
-from scheduler.core.memory import Load, Memory, Shelves
+from scheduler.core.memory import Load, Memory, Shelves, alone_bytes
 from scheduler.core.order import admission_clocks, ahead_of, fair_order, later
 from scheduler.core.state import (
     Admit,
@@ -122,11 +122,11 @@ class Pool:
 
     def ready_enough(self, load: Load) -> int:
         """READY devices that could hold the load if they were empty."""
-        return _at_least(self.ready, load.weights_bytes + load.run_bytes)
+        return _at_least(self.ready, alone_bytes(load))
 
     def hopeless(self, job: QueuedJob) -> Refusal | None:
         """Why the job could not run even if it were alone."""
-        need = job.weights_bytes + job.run_bytes
+        need = alone_bytes(job)
         if not self.ready:
             return Refusal(RefusalCode.NO_DEVICES, texts.not_ready(job.devices, 0), job=job.id)
         if job.devices > len(self.known):
@@ -192,7 +192,7 @@ class _Rooms:
             return
         with_memory = sum(1 for name in islice(self._shelves.candidates(load), devices + len(own)))
         self.lacking = RefusalCode.LATENCY if with_memory >= devices else RefusalCode.MEMORY
-        need = load.weights_bytes + load.run_bytes
+        need = alone_bytes(load)
         large = [n for n in self._ready if n not in own and self._memory.capacity[n] >= need]
         large.sort(key=lambda n: (self._memory.shortage(n, load), max(0.0, self._crowding(n, load)), n))
         self.kept = frozenset(large[:devices])

@@ -236,6 +236,8 @@ class Board:
                 outlook=job.outlook,
                 fusible=job.fusible,
                 kv_tokens=job.kv_tokens,
+                peak_bytes=job.peak_bytes,
+                overlap_bytes=job.overlap_bytes,
                 step_seconds=job.outlook.seconds or UNKNOWN_STEP_SECONDS,
                 step_began=self.now,
             )

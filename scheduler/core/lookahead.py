@@ -20,13 +20,15 @@ from scheduler.core.tasks import Task
 HORIZON_STEPS = 1.25
 #: How many times more somebody's speed counts when the split favours it.
 FAVOUR = 2.0
-#: What waiting or merging must gain at least, as a part of the work done.
-MARGIN = 0.01
+#: What merging and waiting must gain at least, as parts of the work done. What waiting costs is sure,
+#: what it brings hangs on predictions.
+MERGE_MARGIN = 0.01
+WAIT_MARGIN = 0.03
 #: Parts of a chain that go on at once: a rollout that runs is not halted for a better partner.
 CONTINUING = frozenset({Kind.DECODE, Kind.TAIL})
 
 
-def choose(board: Board, policy: Policy, task: Task) -> Question:
+def choose(board: Board, policy: Policy, task: Task, may_wait: bool) -> Question:
     """How to start the task, or to hold it back, given that it could start beside others."""
     devices = tuple(dict.fromkeys(task.devices))
     beside = sorted({key[0] for name in devices for key in board.running[name]} - {task.pipeline})
@@ -38,9 +40,9 @@ def choose(board: Board, policy: Policy, task: Task) -> Question:
         candidates.append(Question(favour=tuple((id, FAVOUR) for id in beside)))
     horizon = horizon_of(board, devices)
     best, value = _best(board, policy, devices, candidates, horizon)
-    if policy.wait and _may_wait(board, task, devices):
+    if may_wait and _within_cap(board, task):
         waiting = Question(holds_back=task.pipeline)
-        if Forecast(board, policy, devices, waiting).run(horizon) > value * (1 + MARGIN):
+        if Forecast(board, policy, devices, waiting).run(horizon) > value * (1 + WAIT_MARGIN):
             return waiting
     return best
 
@@ -52,7 +54,7 @@ def worth_merging(board: Board, policy: Policy, pipeline: int, options: Sequence
     best = None
     for option in options:
         found = Forecast(board, policy, devices, Question(merged=option.after)).run(horizon)
-        if found > value * (1 + MARGIN):
+        if found > value * (1 + MERGE_MARGIN):
             best, value = option, found
     return best
 
@@ -84,7 +86,7 @@ def _best(
     return best, value
 
 
-def _may_wait(board: Board, task: Task, devices: Sequence[str]) -> bool:
+def _within_cap(board: Board, task: Task) -> bool:
     """Not what already runs, and not beyond the pipeline's own latency cap."""
     first = task.nodes[0]
     if first.kind in CONTINUING:

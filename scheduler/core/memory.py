@@ -1,7 +1,8 @@
 """Bytes on devices, and the choice of a device by them.
 
 A pipeline occupies every device that is home to one of its workers, whether it has its turn or not: its
-weights, once for all pipelines with the same ``weights_key`` there, and its own ``run_bytes``. Residents that
+weights, once for all pipelines with the same ``weights_key`` there, and its own ``run_bytes``. Of what only
+training needs there is room for the largest, since they can train one after the other. Residents that
 no pipeline at home there uses are idle: they fill memory but give way, least recently used first.
 """
 
@@ -16,6 +17,11 @@ from scheduler.core.state import Pipeline, QueuedJob, Resident, Snapshot
 Load = QueuedJob | Pipeline
 
 
+def alone_bytes(load: Load) -> int:
+    """What the load needs of a device that it has to itself."""
+    return load.weights_bytes + load.run_bytes + load.peak_bytes
+
+
 class Memory:
     """What is left on each device. ``limit`` bounds the pipelines at home on one device."""
 
@@ -25,6 +31,7 @@ class Memory:
         self.left = dict(self.capacity)
         self.pipelines = dict.fromkeys(self.left, 0)
         self._claims: dict[str, dict[str, list[int]]] = {name: {} for name in self.left}
+        self._peaks: dict[str, list[int]] = {name: [] for name in self.left}
         self._residents: dict[str, dict[str, Resident]] = {name: {} for name in self.left}
         for resident in snapshot.residents:
             if resident.device in self.left:
@@ -37,7 +44,8 @@ class Memory:
     def needs(self, device: str, load: Load) -> int:
         """Bytes the load would add to the device."""
         loaded = max(self._claims[device].get(load.weights_key, (0,)))
-        return max(0, load.weights_bytes - loaded) + load.run_bytes
+        peak = max(self._peaks[device], default=0)
+        return max(0, load.weights_bytes - loaded) + load.run_bytes + max(0, load.peak_bytes - peak)
 
     def shortage(self, device: str, load: Load) -> tuple[int, int]:
         """Pipelines and bytes that must go before the load fits; (0, 0) when it does."""
@@ -51,10 +59,12 @@ class Memory:
         self.left[device] -= self.needs(device, load)
         self.pipelines[device] += 1
         self._claims[device].setdefault(load.weights_key, []).append(load.weights_bytes)
+        self._peaks[device].append(load.peak_bytes)
 
     def remove(self, device: str, load: Load) -> None:
         claims = self._claims[device][load.weights_key]
         claims.remove(load.weights_bytes)
+        self._peaks[device].remove(load.peak_bytes)
         if not claims:
             del self._claims[device][load.weights_key]
         self.left[device] += self.needs(device, load)

@@ -16,9 +16,10 @@ from scheduler.core.draft import Draft
 from scheduler.core.lookahead import choose, until, worth_merging
 from scheduler.core.mergers import mergers, pays
 from scheduler.core.rates import Slot, divided, total_speed, worth_starting
-from scheduler.core.seats import NoSeat, Seat, seat, slots_on, stretched
+from scheduler.core.seats import NoSeat, Seat, rolls_out_now, seat, slots_on, stretched
 from scheduler.core.state import (
     OFF_DEVICE,
+    ROLLOUT,
     Action,
     Node,
     NodeState,
@@ -29,10 +30,13 @@ from scheduler.core.state import (
     Resize,
     Start,
     Wait,
+    Yield,
 )
 from scheduler.core.tasks import Task, offered
 
 _SAME = 1e-9
+#: To keep devices free would not help: one comes back, or those who train there go on and end.
+CURED_BY_OTHERS = frozenset({RefusalCode.NO_DEVICES, RefusalCode.MEMORY})
 
 
 class Multiplex:
@@ -106,13 +110,15 @@ class Multiplex:
     def _serve(self, task: Task) -> None:
         """Start the task, or say why it waits."""
         board, policy = self._board, self._policy
-        board.waits.pop(task.pipeline, None)
+        waited = board.waits.pop(task.pipeline, None) is not None
         seats = self._seats(task, {})
+        if task.whole and self._make_room(task, seats):
+            seats = self._seats(task, {})
         if task.whole and not all(isinstance(found, Seat) for found in seats):
             self._refuse(task, seats)
             return
         if policy.lookahead and any(isinstance(found, Seat) and found.beside for found in seats):
-            question = choose(board, policy, task)
+            question = choose(board, policy, task, may_wait=policy.wait and not waited)
             if question.holds_back is not None:
                 self._hold_back(task)
                 return
@@ -128,6 +134,30 @@ class Multiplex:
                 self._start(node, found)
         if not any(isinstance(found, Seat) for found in seats):
             self._refuse(task, seats)
+
+    def _make_room(self, task: Task, seats: list[Seat | NoSeat]) -> bool:
+        """Let training yield that nobody waits for: its step's last sequences still roll out.
+
+        Only if that is all that keeps the task from starting, only for a task that others wait for, and once
+        for each sub-stage, so that two can never put each other off for ever.
+        """
+        board = self._board
+        if not board.pipelines[task.pipeline].outlook.seconds or in_no_hurry(board, task.nodes[0]):
+            return False
+        gangs: dict[tuple[int, str], None] = {}
+        for device, found in zip(task.devices, seats, strict=True):
+            if isinstance(found, Seat):
+                continue
+            if found.code is not RefusalCode.DEVICE:
+                return False
+            here = [node for node in board.running[device].values() if node.kind not in ROLLOUT]
+            if not here or not all(in_no_hurry(board, node) and not node.yielded for node in here):
+                return False
+            gangs |= {key: None for node in here for key in board.gang((node.pipeline, node.id))}
+        for pipeline, id in gangs:
+            board.touched.update(board.devices_of(board.nodes[pipeline][id]))
+            self._do(Yield(id, pipeline, "its step still rolls out, another job's waits for the device"))
+        return bool(gangs)
 
     def _seats(self, task: Task, favour: Mapping[int, float]) -> list[Seat | NoSeat]:
         found: list[Seat | NoSeat] = []
@@ -182,15 +212,19 @@ class Multiplex:
     def _refuse(self, task: Task, seats: list[Seat | NoSeat]) -> None:
         why = next(found for found in seats if isinstance(found, NoSeat))
         self._refusals.append(Refusal(why.code, why.text, pipeline=task.pipeline))
-        lacks_devices = any(
-            isinstance(found, NoSeat) and found.code is RefusalCode.NO_DEVICES for found in seats
-        )
-        if task.whole and not lacks_devices:
+        codes = {found.code for found in seats if isinstance(found, NoSeat)}
+        if task.whole and not codes & CURED_BY_OTHERS:
             self._reserve(task)
 
     def _reserve(self, task: Task) -> None:
         for node, device in zip(task.nodes, task.devices, strict=True):
             self._reserved.setdefault(device, node)
+
+
+def in_no_hurry(board: Board, node: Node) -> bool:
+    """Whether it trains on finished groups while others of its step still roll out."""
+    early = node.segment is not None and node.segment.early
+    return early and rolls_out_now(board, node.pipeline)
 
 
 def gains(board: Board, policy: Policy, device: str, one: Node, other: Node) -> bool:

@@ -15,9 +15,12 @@ from scheduler.core.forecast import staleness
 from scheduler.core.interference import Interference
 from scheduler.core.rates import Slot, divided, fused, total_speed, worth_starting
 from scheduler.core.state import (
+    OFF_DEVICE,
     ROLLOUT,
     DeviceState,
+    Kind,
     Node,
+    NodeState,
     Pipeline,
     Policy,
     RefusalCode,
@@ -56,6 +59,8 @@ def seat(board: Board, policy: Policy, node: Node, device: str, favour: Mapping[
         return NoSeat(RefusalCode.NO_DEVICES, "its device is lost")
     own = board.slot(node)
     slots = slots_on(board, device)
+    if node.kind not in ROLLOUT and not _room_to_train(board, pipeline, device):
+        return NoSeat(RefusalCode.MEMORY, "another job trains on its device, which has no memory for both")
     if not slots:
         return Seat(device, ((own, 1.0),), 1.0, 0, False)
     joins = own in slots
@@ -92,6 +97,37 @@ def slots_on(board: Board, device: str) -> dict[Slot, list[Node]]:
     for node in board.running[device].values():
         slots.setdefault(board.slot(node), []).append(node)
     return slots
+
+
+def trains_now(board: Board, pipeline: Pipeline, device: str) -> bool:
+    """Whether the pipeline's training has begun on the device and is not over: its states are there."""
+    first = next((i for i, s in enumerate(pipeline.outlook.train) if s.kind not in OFF_DEVICE), 0)
+    return any(
+        node.kind not in ROLLOUT | OFF_DEVICE
+        and (node.state is NodeState.RUNNING or node.part > first)
+        and device in board.devices_of(node)
+        for node in board.nodes[pipeline.id].values()
+    )
+
+
+def rolls_out_now(board: Board, pipeline: int) -> bool:
+    """Whether some of its rollouts are open."""
+    return any(node.kind in ROLLOUT or node.kind is Kind.TOOL for node in board.nodes[pipeline].values())
+
+
+def _room_to_train(board: Board, pipeline: Pipeline, device: str) -> bool:
+    """Whether the device's memory has room for what the pipeline's training needs beside what is there."""
+    if not pipeline.peak_bytes or trains_now(board, pipeline, device):
+        return True
+    weights: dict[str, int] = {}
+    used = 0
+    for id in board.at_home[device]:
+        other = board.pipelines[id]
+        weights[other.weights_key] = max(other.weights_bytes, weights.get(other.weights_key, 0))
+        used += other.run_bytes
+        if id == pipeline.id or trains_now(board, other, device):
+            used += other.peak_bytes + other.overlap_bytes * rolls_out_now(board, id)
+    return used + sum(weights.values()) <= board.devices[device].memory_bytes
 
 
 def stretched(

@@ -151,6 +151,8 @@ class QueuedJob:
     outlook: Outlook = Outlook()
     fusible: bool = False
     kv_tokens: int = 0
+    peak_bytes: int = 0
+    overlap_bytes: int = 0
 
 
 #: What a turn is charged while nothing is known of the pipeline's steps.
@@ -165,7 +167,9 @@ class Pipeline:
     Policies that multiplex also read ``outlook`` (what a step is expected to be), ``latency_cap`` (how many
     times its solo length a step may take) and ``fusible`` (a LoRA job: its rollouts decode in one batch
     with those of the same ``weights_key``), ``kv_tokens`` (what its KV cache holds on one device; 0: enough
-    for all). ``stepped`` is the number of updates done.
+    for all) and ``peak_bytes`` (what its training needs beside ``run_bytes``, and only then: a device
+    without room for two trains one at a time), and ``overlap_bytes`` (what it needs more while it trains
+    and rolls out at once). ``stepped`` is the number of updates done.
     """
 
     id: int
@@ -186,6 +190,8 @@ class Pipeline:
     outlook: Outlook = Outlook()
     fusible: bool = False
     kv_tokens: int = 0
+    peak_bytes: int = 0
+    overlap_bytes: int = 0
     step_began: float = 0.0
     stepped: int = 0
 
@@ -398,7 +404,7 @@ _ALL = frozenset(Kind) - OFF_DEVICE
 #: ``exclusive`` (verl: one pipeline after another per set of devices), ``phase`` (RollMux: whole phases take
 #: turns on a device), ``rollout_only`` (MuxServe-like: decodes share a device, training does not).
 _GREEDY = Policy(
-    "greedy", max_computing=2, merge=True, shares=True, fuse=True, corun=_ALL, capped=True, stream=True
+    "greedy", max_computing=3, merge=True, shares=True, fuse=True, corun=_ALL, capped=True, stream=True
 )
 POLICIES = {
     policy.name: policy

@@ -1,11 +1,13 @@
 """What is offered and waits for a device, and in which order it is served.
 
-A task is what starts together: a gang, or the rollouts that a pipeline offers for the same part of its chain
-(each of them may start without the others).
+A task is what starts together: a gang, or the rollouts that a pipeline offers for the same part of its
+chain (each of them may start without the others).
 
 Order: tenants by virtual time, in buckets of one turn, so that those who received less come first whatever
-they offer; inside a bucket and a tenant by priority, then those who waited longer than a step of theirs,
-then the longest remaining path to the end of the step.
+they offer; inside a bucket by priority, then those who waited longer than a step of theirs, then the
+shortest remaining path to the end of the step. To let the one go first who is nearly done takes pipelines
+out of phase, so that one rolls out while the other trains; the longest path first, which is best for a
+single job's graph, would keep alike ones side by side, all training at once.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ def _rank(board: Board, task: Task) -> tuple[float, int, float, float, int, str]
         tenant.service // turn * turn,
         -pipeline.priority,
         first.since if overdue else float("inf"),
-        -path,
+        path,
         task.pipeline,
         first.id,
     )

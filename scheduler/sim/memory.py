@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import cache
 
 from scheduler.core.graph import staleness
 from scheduler.core.interference import THIN_BATCH
 from scheduler.core.state import Mode
-from scheduler.sim.devices import Footprint, footprint
+from scheduler.sim.devices import footprint
 from scheduler.sim.measured import Sampled
 from scheduler.sim.models import ModelCost
 from scheduler.sim.scenario import SimJob
@@ -20,8 +20,20 @@ from scheduler.sim.workloads import Workload, representative
 HEADROOM = 1.2
 
 
-def memory(job: SimJob, cost: ModelCost) -> Footprint:
-    """Bytes on each of the job's devices: what the fullest of them needs at once.
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes on each of a job's devices: the weights, the KV cache, what training needs beside them, and what
+    more while sequences still run.
+    """
+
+    weights_bytes: int
+    run_bytes: int
+    peak_bytes: int
+    overlap_bytes: int = 0
+
+
+def memory(job: SimJob, cost: ModelCost) -> Needs:
+    """What the fullest of the job's devices needs.
 
     Synchronous and colocated jobs were measured with offload: the cache is gone while they train, and
     gradients, masters and moments are on the host while they roll out. With streaming the last sequences are
@@ -31,15 +43,14 @@ def memory(job: SimJob, cost: ModelCost) -> Footprint:
     own = cost.architecture
     cache_bytes = kv_tokens(job.workload, job.workers) * own.kv_bytes_per_token
     training = footprint(cost, len(job.shape.train_workers), 0)
-    run = max(cache_bytes, training.run_bytes)
-    if job.layout == "disaggregated":
-        return Footprint(own.weights_bytes, run)
-    if staleness(job.shape) > 0:
-        return replace(training, run_bytes=cache_bytes + training.run_bytes)
-    if job.mode is Mode.STREAM:
+    weights = own.weights_bytes if job.layout == "disaggregated" else training.weights_bytes
+    beside = max(0, training.run_bytes - cache_bytes)
+    if job.layout == "colocated" and staleness(job.shape) > 0:
+        return Needs(weights, cache_bytes, training.run_bytes)
+    if job.layout == "colocated" and job.mode is Mode.STREAM:
         last = min(cache_bytes, last_tokens(job.workload) * own.kv_bytes_per_token)
-        run = max(run, last + training.run_bytes)
-    return replace(training, run_bytes=run)
+        return Needs(weights, cache_bytes, beside, max(0, training.run_bytes + last - cache_bytes) - beside)
+    return Needs(weights, cache_bytes, beside)
 
 
 @cache

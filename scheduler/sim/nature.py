@@ -57,6 +57,8 @@ class Measured:
             weights_key=workload.model if workload.lora else job.id,
             weights_bytes=needs.weights_bytes,
             run_bytes=needs.run_bytes,
+            peak_bytes=needs.peak_bytes,
+            overlap_bytes=needs.overlap_bytes,
             priority=job.priority,
             demand=demand(expected, self.table),
             latency_cap=job.latency_cap,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable
 
-from scheduler.core.state import OFF_DEVICE, NodeState, Snapshot
+from scheduler.core.state import OFF_DEVICE, ROLLOUT, Kind, NodeState, Snapshot
 
 
 def contradictions(snapshot: Snapshot) -> list[str]:
@@ -70,10 +70,21 @@ def _memory(snapshot: Snapshot) -> list[str]:
 
 
 def used_bytes(snapshot: Snapshot, device: str) -> int:
-    """Weights once per key, each pipeline's own bytes, and idle residents."""
+    """Weights once per key, each pipeline's own bytes, idle residents, and of what training needs the most
+    that one pipeline does, or what those need that train now.
+    """
     at_home = [pipeline for pipeline in snapshot.pipelines if device in pipeline.home]
     weights: dict[str, int] = {}
     for pipeline in at_home:
         weights[pipeline.weights_key] = max(pipeline.weights_bytes, weights.get(pipeline.weights_key, 0))
     idle = sum(r.bytes for r in snapshot.residents if r.device == device and r.weights_key not in weights)
-    return sum(weights.values()) + sum(pipeline.run_bytes for pipeline in at_home) + idle
+    peaks = {pipeline.id: pipeline.peak_bytes for pipeline in at_home}
+    training = {
+        node.pipeline
+        for node in snapshot.nodes
+        if node.device == device and node.kind not in ROLLOUT and node.pipeline in peaks
+    }
+    rolling = {node.pipeline for node in snapshot.nodes if node.kind in ROLLOUT or node.kind is Kind.TOOL}
+    more = sum(p.overlap_bytes for p in at_home if p.id in training & rolling)
+    peak = max(max(peaks.values(), default=0), sum(peaks[id] for id in training) + more)
+    return sum(weights.values()) + sum(pipeline.run_bytes for pipeline in at_home) + peak + idle

@@ -77,7 +77,8 @@ def _fits(snapshot: Snapshot, device: Device, load: Pipeline | QueuedJob, policy
     weights = {load.weights_key: load.weights_bytes}
     for p in at_home:
         weights[p.weights_key] = max(p.weights_bytes, weights.get(p.weights_key, 0))
-    used = sum(weights.values()) + sum(p.run_bytes for p in at_home) + load.run_bytes
+    peak = max(p.peak_bytes for p in (*at_home, load))
+    used = sum(weights.values()) + sum(p.run_bytes for p in (*at_home, load)) + peak
     return used <= device.memory_bytes and len(at_home) < policy.max_pipelines_per_device
 
 

@@ -129,9 +129,9 @@ def test_three_compute_at_once_only_where_the_policy_says_so():
         part_of(rows[2], 2),
     )
     snapshot = world(*rows, nodes=nodes)
-    assert refused(decide(snapshot, GREEDY), 3).code is RefusalCode.DEVICE
+    assert refused(decide(snapshot, replace(GREEDY, max_computing=2)), 3).code is RefusalCode.DEVICE
     # Tails at a quarter and the update at half: 0.8 + 0.8 + 0.5 = 2.1; any other split 1 + 0.8 + 0.25 = 2.05.
-    decided = decide(snapshot, replace(GREEDY, max_computing=3))
+    decided = decide(snapshot, GREEDY)
     assert shares(decided) == {1: 0.25, 2: 0.25, 3: 0.5}
 
 
@@ -311,12 +311,12 @@ def test_tenants_are_compared_by_what_they_received_and_not_by_their_turns():
     assert first_of(*rows, tenants=(Tenant(1, service=150.0), Tenant(2, service=60.0))) == 2
 
 
-def test_inside_a_tenant_priority_then_patience_then_the_longest_way_to_go():
+def test_inside_a_tenant_priority_then_patience_then_the_shortest_way_to_go():
     one, other = pipeline(1, "d1", outlook=LONG), pipeline(2, "d1", outlook=LONG)
     assert first_of(one, replace(other, priority=1)) == 2
-    longer = replace(other, outlook=steps(decode(40), tail(20), update(60)))
-    assert first_of(one, longer) == 2
-    assert first_of(one, longer, p1=-95.0) == 1  # it has waited longer than a step
+    shorter = replace(other, outlook=steps(decode(40), tail(20), update(20)))
+    assert first_of(one, shorter) == 2
+    assert first_of(one, shorter, p1=-95.0) == 1  # it has waited longer than a step
 
 
 def test_a_limit_bounds_devices_under_every_policy():

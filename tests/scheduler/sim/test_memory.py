@@ -9,7 +9,7 @@ import pytest
 from scheduler.core.state import Mode
 from scheduler.sim.devices import H100, footprint
 from scheduler.sim.measured import Sampled
-from scheduler.sim.memory import kv_tokens, memory, most_in_turn
+from scheduler.sim.memory import Needs, kv_tokens, memory, most_in_turn
 from scheduler.sim.workloads import WORKLOADS
 from tests.scheduler.sim.tiny import job
 
@@ -43,10 +43,12 @@ def test_only_overlap_needs_cache_and_optimizer_at_once() -> None:
     sync = job("a", workload=workload, workers=2)
     overlapping = job("a", workload=workload, workers=2, mode=Mode.ASYNC, max_staleness=1)
     apart = replace(overlapping, layout="disaggregated", train_workers=2)
-    assert memory(sync, cost).run_bytes == max(cache, training)
-    assert memory(overlapping, cost).run_bytes == cache + training
-    streaming = replace(sync, mode=Mode.STREAM)
+    beside = max(0, training - cache)  # offload: the cache is gone while it trains
+    assert memory(sync, cost) == Needs(memory(sync, cost).weights_bytes, cache, beside)
+    assert memory(overlapping, cost).peak_bytes == training
+    streaming = memory(replace(sync, mode=Mode.STREAM), cost)
     last = 32 * (workload.prompt_tokens + workload.max_tokens) * cost.architecture.kv_bytes_per_token
-    assert memory(streaming, cost).run_bytes == pytest.approx(max(cache, last + training), rel=0.01)
-    assert memory(apart, cost).run_bytes == max(cache, training)
-    assert memory(apart, cost).weights_bytes == cost.architecture.weights_bytes
+    assert streaming.peak_bytes == beside
+    both = cache + streaming.peak_bytes + streaming.overlap_bytes
+    assert both == pytest.approx(max(cache, last + training), rel=0.01)
+    assert memory(apart, cost) == Needs(cost.architecture.weights_bytes, cache, beside)
