@@ -506,9 +506,9 @@ def simulate(
 ) -> Result:
     """Run the scenario to the end of its last job.
 
-    ``check`` judges every decision by ``invariants``. ``nature`` is where the truth comes from: the calibrated
-    one where it is left out. Raises ``Stuck`` when jobs can never end, ``Broken`` when a promise of the
-    simulation or of the planner does not hold.
+    ``check`` judges every decision by ``invariants``. ``nature`` is where the truth comes from: the
+    calibrated one where it is left out. Raises ``Stuck`` when jobs can never end, ``Broken`` when a promise
+    of the simulation or of the planner does not hold.
     """
     if policy.stream:
         scenario = streamed(scenario)
