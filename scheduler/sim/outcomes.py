@@ -102,7 +102,7 @@ def needed(comparisons: Iterable[Comparison], seeds: int, sensitivity: bool) -> 
             yield Run(comparison.scenario, comparison.baseline, seed)
             for job in comparison.scenario.jobs:
                 yield Run(alone(comparison.scenario, job), EXCLUSIVE, seed)
-        if sensitivity and comparison.policy == LOOKAHEAD:
+        if sensitivity and comparison.policy == LOOKAHEAD and comparison.group != "ablation":
             for factor in SENSITIVITY:
                 yield Run(scaled(comparison, factor), comparison.policy, 0)
                 yield Run(scaled(comparison, factor), comparison.baseline, 0)

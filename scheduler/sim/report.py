@@ -290,4 +290,4 @@ times and tool latencies come from public logs of the paper's prototype, slow-do
 MuxServe's public profile (scheduler/sim/calibration). Co-run factors are not public: reasoned values in
 scheduler/sim/devices.py, and true ones drawn around them that the planner does not see. Nothing is fitted
 to the paper's results.
-Three and more jobs on the same devices accept steps 4 times as long as alone, all others 1.5 times."""
+Three and eight jobs on the same devices accept steps 4 times as long as alone, all others 1.5 times."""
