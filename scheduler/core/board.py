@@ -72,6 +72,7 @@ class Board:
         self.offering: dict[int, None] = {}
         self.admission = True
         self._worker_speed: dict[Key, float] = {}
+        self._gangs: dict[tuple[int, str], dict[Key, None]] = {}
 
     @classmethod
     def of(cls, snapshot: Snapshot, shares: bool = True) -> Board:
@@ -332,6 +333,8 @@ class Board:
 
     def _put(self, node: Node) -> None:
         self.nodes[node.pipeline][node.id] = node
+        if node.gang:
+            self._gangs.setdefault((node.pipeline, node.gang), {})[node.pipeline, node.id] = None
         if node.device is not None:
             self.running.setdefault(node.device, {})[node.pipeline, node.id] = node
 
@@ -343,6 +346,11 @@ class Board:
             self.touched.add(node.device)
         mates = [self.nodes[pipeline][id].device for pipeline, id in self.gang(key)]
         del self.nodes[key[0]][key[1]]
+        if node.gang:
+            gang = self._gangs[key[0], node.gang]
+            del gang[key]
+            if not gang:
+                del self._gangs[key[0], node.gang]
         self.speed.pop(key, None)
         self._worker_speed.pop(key, None)
         self._refresh(name for name in mates if name is not None)
@@ -373,7 +381,7 @@ class Board:
         node = self.nodes[key[0]][key[1]]
         if not node.gang:
             return [key]
-        return [(key[0], other.id) for other in self.nodes[key[0]].values() if other.gang == node.gang]
+        return list(self._gangs[key[0], node.gang])
 
     def with_gang(self, key: Key, speed: float) -> float:
         """How fast the node goes when its worker's speed is this and the rest of its gang goes on as now."""

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from scheduler.core.board import Board, Key
-from scheduler.core.interference import Interference
-from scheduler.core.rates import divided, fused, slot_of, total_speed, worth_starting
+from scheduler.core.mix import Mixes
+from scheduler.core.rates import slot_of, worth_starting
 from scheduler.core.state import (
     OFF_DEVICE,
     ROLLOUT,
@@ -73,14 +74,31 @@ class Track:
         return len(self.outlook.rollout) - 1
 
 
+_NUMBERS = count()
+
+
 class Act:
     """A sub-stage of a pipeline in some places."""
 
-    __slots__ = ("held", "left", "off", "part", "places", "rollout", "running", "segment", "slot", "track")
+    __slots__ = (
+        "held",
+        "left",
+        "number",
+        "off",
+        "owner",
+        "part",
+        "places",
+        "rollout",
+        "running",
+        "segment",
+        "slot",
+        "track",
+    )
 
     def __init__(
         self, track: Track, places: tuple[int, ...], segment: Segment, part: int, rollout: bool, left: float
     ) -> None:
+        self.number, self.owner = next(_NUMBERS), track.id
         self.track, self.places, self.segment = track, places, segment
         self.part, self.rollout, self.left = part, rollout, left
         self.running = self.off = segment.kind in OFF_DEVICE
@@ -91,8 +109,8 @@ class Act:
 class Forecast:
     def __init__(self, board: Board, policy: Policy, devices: Sequence[str], question: Question) -> None:
         self._policy = policy
-        self._table: Interference = board.tables[board.devices[devices[0]].type]
-        self._favour = dict(question.favour)
+        table = board.tables[board.devices[devices[0]].type]
+        self._mixes = Mixes(table, policy.shares, dict(question.favour))
         ids = neighbours(board, devices)
         nodes = {id: _open_nodes(board, id, dict(question.merged)) for id in ids}
         place_of = _places(board, devices, nodes)
@@ -233,23 +251,19 @@ class Forecast:
                 act.running = True
                 for place in act.places:
                     present.setdefault(place, []).append(act)
-        speeds: dict[int, list[tuple[int, float]]] = {}
-        for place, here in present.items():
-            groups = _grouped(here)
-            _, slows = self._divided(groups)
-            for group, slow in zip(groups, slows, strict=True):
-                segments = [act.segment for act in group]
-                for act in group:
-                    speeds.setdefault(id(act), []).append((place, 1 / (slow * fused(act.segment, segments))))
-        return [(act, self._pace(act, speeds.get(id(act), ()))) for act in acts if act.running]
+        speeds = {place: self._mixes.of(here).speeds for place, here in present.items()}
+        return [(act, self._pace(act, speeds)) for act in acts if act.running]
 
-    def _pace(self, act: Act, in_places: Sequence[tuple[int, float]]) -> float:
-        if not in_places:
+    def _pace(self, act: Act, speeds: Mapping[int, Mapping[int, float]]) -> float:
+        if act.off or not act.places:
             return 1.0
-        if act.rollout or not self._policy.shares:
-            return min(speed for _, speed in in_places)
-        counts = act.track.trains_in
-        return sum(speed * counts[place] for place, speed in in_places) / sum(counts.values())
+        if act.rollout:
+            return speeds[act.places[0]][act.number]
+        own = [speeds[place][act.number] for place in act.places]
+        if not self._policy.shares:
+            return min(own)
+        counts = [act.track.trains_in[place] for place in act.places]
+        return sum(speed * devices for speed, devices in zip(own, counts, strict=True)) / sum(counts)
 
     def _may_join(self, act: Act, here: list[Act] | None) -> bool:
         if not here:
@@ -263,26 +277,17 @@ class Forecast:
         ):
             return False
         others_left = min(other.left for other in here)
-        return worth_starting(self._total(here), self._total([*here, act]), act.left, others_left)
-
-    def _total(self, here: list[Act]) -> float:
-        groups = _grouped(here)
-        _, slows = self._divided(groups)
-        return total_speed([[act.segment for act in group] for group in groups], slows)
-
-    def _divided(self, groups: list[list[Act]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        weights = [max(self._favour.get(act.track.id, 1.0) for act in group) for group in groups]
-        segments = [[act.segment for act in group] for group in groups]
-        return divided(segments, weights, self._table, self._policy.shares)
+        totals = self._mixes.of(here).total, self._mixes.of([*here, act]).total
+        return worth_starting(*totals, act.left, others_left)
 
 
 def neighbours(board: Board, devices: Sequence[str]) -> list[int]:
     """Pipelines at home on the devices: those with most of them first, as many as a forecast looks at."""
-    count: dict[int, int] = {}
+    times: dict[int, int] = {}
     for name in devices:
         for id in board.at_home[name]:
-            count[id] = count.get(id, 0) + 1
-    chosen = sorted(count, key=lambda id: (-count[id], id))[:MAX_PIPELINES]
+            times[id] = times.get(id, 0) + 1
+    chosen = sorted(times, key=lambda id: (-times[id], id))[:MAX_PIPELINES]
     return sorted(id for id in chosen if board.pipelines[id].outlook.seconds > 0)
 
 
@@ -334,10 +339,3 @@ def _next_part(chain: Sequence[Segment], part: int) -> int | None:
         if chain[index].seconds > 0:
             return index
     return None
-
-
-def _grouped(acts: list[Act]) -> list[list[Act]]:
-    groups: dict[object, list[Act]] = {}
-    for act in acts:
-        groups.setdefault(act.slot, []).append(act)
-    return list(groups.values())
