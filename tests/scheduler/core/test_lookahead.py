@@ -37,8 +37,8 @@ def work(question: Question, horizon: float) -> float:
 def test_the_work_of_the_first_eight_seconds_by_hand():
     """At 1/4 and 3/4 the tail does 0.8 of a second in a second and the update 0.75: B is done after 8 s."""
     assert work(Question(), 8.0) == pytest.approx(8 * 0.8 + 6)
-    # A favoured: 3/4 and 1/4 are 1 + 0.25 a second.
-    assert work(Question(favour=((1, 4.0),)), 8.0) == pytest.approx(8 * 1.25)
+    # A favoured: at 1/2 each the weighted sum is largest, 4 * 1 + 0.5.
+    assert work(Question(favour=((1, 4.0),)), 8.0) == pytest.approx(8 * 1.5)
     assert work(Question(holds_back=2), 8.0) == pytest.approx(8)
 
 
