@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass, field
 from functools import cache
 from heapq import heappop, heappush
-from time import perf_counter
+from time import perf_counter, thread_time
 
 from scheduler.core.board import Board, Key
 from scheduler.core.graph import Graph, GraphNode, build, offered
@@ -87,9 +87,12 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``touched`` devices were to be looked at; ``admission``: queued jobs as well."""
+    """``cpu_seconds`` are less than ``seconds`` when the core was taken away. ``touched`` devices were to be
+    looked at; ``admission``: queued jobs as well.
+    """
 
     seconds: float
+    cpu_seconds: float
     touched: int
     admission: bool
     actions: tuple[Action, ...]
@@ -213,14 +216,14 @@ class World:
     def _decide(self) -> Decision:
         board = self.board
         touched, admission = len(board.touched), board.admission and bool(board.queue)
-        began = perf_counter()
+        began, worked = perf_counter(), thread_time()
         plan = decide(board, self._policy)
-        seconds = perf_counter() - began
+        seconds, cpu_seconds = perf_counter() - began, thread_time() - worked
         self._decided += 1
         for action in plan.actions:
             self._carry_out(action)
         self._keep_pace()
-        return Decision(seconds, touched, admission, plan.actions)
+        return Decision(seconds, cpu_seconds, touched, admission, plan.actions)
 
     def _carry_out(self, action: Action) -> None:
         match action:
