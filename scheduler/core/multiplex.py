@@ -32,7 +32,7 @@ from scheduler.core.state import (
     Wait,
     Yield,
 )
-from scheduler.core.tasks import Task, offered
+from scheduler.core.tasks import Task, offered, overdue
 
 _SAME = 1e-9
 #: To keep devices free would not help: one comes back, or those who train there go on and end.
@@ -48,20 +48,18 @@ class Multiplex:
         self._actions: list[Action] = []
         self._refusals: list[Refusal] = []
         self._favour: dict[str, Mapping[int, float]] = {}
-        #: The first gang that waits for each device: what starts there must leave it room.
+        #: The first in line for each device, of gangs and those overdue: what starts there leaves it room.
         self._reserved: dict[str, Node] = {}
+        self._served: set[tuple[int, str]] = set()
 
     def decide(self) -> Plan:
         if self._board.admission:
             self._admit()
         self._hosts()
-        if self._policy.merge:
-            self._merge()
-        served: set[tuple[int, str]] = set()
-        while tasks := [task for task in offered(self._board) if task.key not in served]:
-            for task in tasks:  # a start touches devices: who lives there is asked in the next round
-                served.add(task.key)
-                self._serve(task)
+        self._start_offered()
+        if self._policy.merge and self._merge():
+            self._ask_again()
+            self._start_offered()
         for device in sorted(self._board.touched):
             self._divide(device, stretched(self._board, self._policy, device, self._favour.get(device, {})))
         self._board.untouch()
@@ -88,7 +86,22 @@ class Multiplex:
                 if node.state is NodeState.READY and node.kind in OFF_DEVICE:
                     self._do(Start(node.id, id, None, 1.0, "needs no device"))
 
-    def _merge(self) -> None:
+    def _start_offered(self) -> None:
+        while tasks := [task for task in offered(self._board) if task.key not in self._served]:
+            for task in tasks:  # a start touches devices: who lives there is asked in the next round
+                self._served.add(task.key)
+                self._serve(task)
+
+    def _ask_again(self) -> None:
+        """Whoever was refused may find what a merge made free; who waits on purpose goes on waiting."""
+        waiting = {action.pipeline for action in self._actions if isinstance(action, Wait)}
+        self._served = {key for key in self._served if key[0] in waiting}
+        self._refusals = [r for r in self._refusals if r.pipeline is None or r.pipeline in waiting]
+        self._reserved = {}
+
+    def _merge(self) -> bool:
+        """Gather tails where that pays; whether any were. After the starts, so that tails just begun count."""
+        merged = False
         board, policy = self._board, self._policy
         ids = dict.fromkeys(id for name in sorted(board.touched) for id in board.at_home[name])
         for id in ids:
@@ -106,6 +119,8 @@ class Multiplex:
                     board.touched.update(node.device for node in (target, *sources) if node.device)
                 for action in best.actions("its last sequences fit on fewer devices, others use the rest"):
                     self._do(action)
+                merged = True
+        return merged
 
     def _serve(self, task: Task) -> None:
         """Start the task, or say why it waits."""
@@ -151,7 +166,10 @@ class Multiplex:
             if found.code is not RefusalCode.DEVICE:
                 return False
             here = [node for node in board.running[device].values() if node.kind not in ROLLOUT]
-            if not here or not all(in_no_hurry(board, node) and not node.yielded for node in here):
+            new = {(a.pipeline, a.node) for a in self._actions if isinstance(a, Start)}
+            if not here or any(node.yielded or (node.pipeline, node.id) in new for node in here):
+                return False
+            if not all(in_no_hurry(board, node) for node in here):
                 return False
             gangs |= {key: None for node in here for key in board.gang((node.pipeline, node.id))}
         for pipeline, id in gangs:
@@ -169,8 +187,10 @@ class Multiplex:
         return found
 
     def _leaves_room(self, node: Node, device: str) -> bool:
-        """Whether the gang that is first in line could still start beside the node."""
+        """Whether who is first in line could still start beside the node; one overdue is not put off."""
         first = self._reserved[device]
+        if overdue(self._board, first):
+            return False
         if first.pipeline == node.pipeline:
             return True
         slots = {*slots_on(self._board, device), self._board.slot(node), self._board.slot(first)}
@@ -213,7 +233,7 @@ class Multiplex:
         why = next(found for found in seats if isinstance(found, NoSeat))
         self._refusals.append(Refusal(why.code, why.text, pipeline=task.pipeline))
         codes = {found.code for found in seats if isinstance(found, NoSeat)}
-        if task.whole and not codes & CURED_BY_OTHERS:
+        if (task.whole or overdue(self._board, task.nodes[0])) and not codes & CURED_BY_OTHERS:
             self._reserve(task)
 
     def _reserve(self, task: Task) -> None:

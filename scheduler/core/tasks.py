@@ -3,11 +3,11 @@
 A task is what starts together: a gang, or the rollouts that a pipeline offers for the same part of its
 chain (each of them may start without the others).
 
-Order: tenants by virtual time, in buckets of one turn, so that those who received less come first whatever
-they offer; inside a bucket by priority, then those who waited longer than a step of theirs, then the
-shortest remaining path to the end of the step. To let the one go first who is nearly done takes pipelines
-out of phase, so that one rolls out while the other trains; the longest path first, which is best for a
-single job's graph, would keep alike ones side by side, all training at once.
+Order: tenants by virtual time, in buckets of one turn, the longest they have, so that those who received less
+come first whatever they offer; inside a bucket by priority, then those who waited longer than a step of
+theirs, then the shortest remaining path to the end of the step. To let the one go first who is nearly done
+takes pipelines out of phase, so that one rolls out while the other trains; the longest path first, which is
+best for a single job's graph, would keep alike ones side by side, all training at once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def offered(board: Board) -> list[Task]:
     for name in board.touched:
         ids |= board.at_home.get(name, {})
     tasks = [task for id in ids if id in board.pipelines for task in _of_pipeline(board, id)]
-    return sorted(tasks, key=lambda task: _rank(board, task))
+    turns = _longest_turns(board)
+    return sorted(tasks, key=lambda task: _rank(board, task, turns[board.pipelines[task.pipeline].tenant]))
 
 
 def _of_pipeline(board: Board, id: int) -> list[Task]:
@@ -55,18 +56,31 @@ def _of_pipeline(board: Board, id: int) -> list[Task]:
     return tasks
 
 
-def _rank(board: Board, task: Task) -> tuple[float, int, float, float, int, str]:
+def overdue(board: Board, node: Node) -> bool:
+    """Whether it has waited longer than a step of its pipeline takes."""
+    return board.now - node.since > board.pipelines[node.pipeline].outlook.seconds
+
+
+def _longest_turns(board: Board) -> dict[int, float]:
+    """Virtual seconds that one more step costs a tenant at the most: the same for all that it offers, so that
+    the order of its own hangs on nothing else.
+    """
+    turns: dict[int, float] = {}
+    for pipeline in board.pipelines.values():
+        turn = pipeline.outlook.seconds * pipeline.devices / board.tenants[pipeline.tenant].weight
+        turns[pipeline.tenant] = max(turn, turns.get(pipeline.tenant, 1e-9))
+    return turns
+
+
+def _rank(board: Board, task: Task, turn: float) -> tuple[float, int, float, float, int, str]:
     pipeline = board.pipelines[task.pipeline]
     tenant = board.tenants[pipeline.tenant]
     first = task.nodes[0]
-    turn = max(1e-9, pipeline.outlook.seconds * pipeline.devices / tenant.weight)
-    waited = board.now - first.since
-    overdue = waited > pipeline.outlook.seconds
     path = board.left_now(first) + rest(pipeline, first)
     return (
         tenant.service // turn * turn,
         -pipeline.priority,
-        first.since if overdue else float("inf"),
+        first.since if overdue(board, first) else float("inf"),
         path,
         task.pipeline,
         first.id,
