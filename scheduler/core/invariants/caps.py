@@ -19,7 +19,7 @@ from scheduler.core.state import (
     Start,
 )
 
-#: A pipeline that is late anyway may become later by this part with each newcomer.
+#: A pipeline that is late anyway may become later by this part with each newcomer, and when all are resized.
 LATER = 1.02
 #: A prediction that ran out leaves so much of the whole.
 OVERDUE = 0.05
@@ -41,7 +41,7 @@ def broken(before: Snapshot, after: Snapshot, plan: Plan, policy: Policy) -> lis
     for key in sorted(then.keys() & now.keys()):
         on, newcomers = _company(after, key, plan)
         cap = pipeline_of(after, key[0]).latency_cap * pipeline_of(after, key[0]).outlook.seconds
-        patience = LATER ** max(1, newcomers)
+        patience = LATER ** (1 + newcomers)
         late = then[key] > cap + ROUNDING and then[key] > patience * now[key] + ROUNDING
         if late and not on & where:
             wrong.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable
 
+from scheduler.core.memory import overflow_bytes
 from scheduler.core.state import OFF_DEVICE, ROLLOUT, Kind, NodeState, Snapshot
 
 
@@ -87,4 +88,10 @@ def used_bytes(snapshot: Snapshot, device: str) -> int:
     rolling = {node.pipeline for node in snapshot.nodes if node.kind in ROLLOUT or node.kind is Kind.TOOL}
     more = sum(p.overlap_bytes for p in at_home if p.id in training & rolling)
     peak = max(max(peaks.values(), default=0), sum(peaks[id] for id in training) + more)
-    return sum(weights.values()) + sum(pipeline.run_bytes for pipeline in at_home) + peak + idle
+    own = {pipeline.id: pipeline for pipeline in at_home}
+    grown = sum(
+        overflow_bytes(node, own[node.pipeline])
+        for node in snapshot.nodes
+        if node.device == device and node.kind is Kind.TAIL and node.pipeline in own
+    )
+    return sum(weights.values()) + sum(pipeline.run_bytes for pipeline in at_home) + peak + grown + idle

@@ -20,6 +20,7 @@ from scheduler.core.state import (
     Snapshot,
     Start,
     Wait,
+    Yield,
 )
 from scheduler.core.tasks import offered
 
@@ -61,6 +62,7 @@ def _unanswered(before: Snapshot, plan: Plan) -> list[str]:
     answers.update(r.pipeline for r in plan.refusals if r.pipeline is not None)
     least = Counter(t.pipeline for t in tasks(before) if not _begun(t, started))
     most = Counter(t.pipeline for t in tasks(before) if not _started(t, started))
+    most.update(a.pipeline for a in plan.actions if isinstance(a, Yield))
     wrong = []
     if jobs != Counter(job.id for job in before.queue):
         wrong.append(f"answers to jobs: {dict(jobs)}")
@@ -111,7 +113,8 @@ def _overtaken(before: Snapshot, plan: Plan, policy: Policy) -> list[str]:
     """Nobody started on a device in a way that keeps the first in line out of it.
 
     The first in line for a device is the first task that must start whole, or waits on purpose, and got no
-    start. One that lacks a device waits for the world and not for others: it keeps nobody out.
+    start. One that lacks a device waits for the world and not for others: it keeps nobody out. Nor does one
+    that just made room.
     """
     board, rest = _served(before, plan, policy)
     world = board.snapshot()
@@ -128,7 +131,8 @@ def _overtaken(before: Snapshot, plan: Plan, policy: Policy) -> list[str]:
         others = sum(t.pipeline == task.pipeline and not _begun(t, started) for t in everything)
         waited = task.pipeline in waits and others == 1
         complete = all(_home(world, node) in alive for node in task.nodes)
-        if _begun(task, started) or not complete or not (task.whole or waited):
+        yielded = any(node.yielded for node in task.nodes)
+        if _begun(task, started) or yielded or not complete or not (task.whole or waited):
             continue
         for node in task.nodes:
             device = _home(world, node) or ""

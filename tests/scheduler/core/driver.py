@@ -7,8 +7,8 @@ pipeline's graph. The driver believes the board and knows nothing of its own, so
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
+from math import isclose
 
 from scheduler.core.board import Board
 from scheduler.core.graph import Graph, GraphNode, build, offered
@@ -31,6 +31,7 @@ from scheduler.core.state import (
     Wait,
     Yield,
 )
+from tests.scheduler.core.patience import Patience
 
 Key = tuple[int, str]
 
@@ -65,18 +66,21 @@ def _trains(node: GraphNode) -> bool:
     return node.id.rsplit(".", 1)[1].startswith("t")
 
 
-def rounded(world: Snapshot) -> Snapshot:
-    """Without what hangs on the order of sums; a wait that is over is forgotten sooner or later."""
-    return replace(
-        world,
-        tenants=tuple(replace(t, service=round(t.service, 6)) for t in world.tenants),
-        nodes=tuple(replace(n, left=round(n.left, 6)) for n in world.nodes),
-        waits=(),
-    )
+def same(one: Snapshot, other: Snapshot) -> bool:
+    """But for the order of sums; and a wait that is over is forgotten sooner or later."""
+
+    def bare(world: Snapshot) -> Snapshot:
+        tenants = tuple(replace(t, service=0.0) for t in world.tenants)
+        return replace(
+            world, tenants=tenants, nodes=tuple(replace(n, left=0.0) for n in world.nodes), waits=()
+        )
+
+    sums = [[*(t.service for t in w.tenants), *(n.left for n in w.nodes)] for w in (one, other)]
+    return bare(one) == bare(other) and all(isclose(a, b, abs_tol=1e-6) for a, b in zip(*sums, strict=True))
 
 
 class Driver:
-    """``watch`` is called after every decision with the driver and the plan."""
+    """``watch`` sees every decision; ``whole``: each is about everything, not about what was touched."""
 
     def __init__(
         self,
@@ -86,7 +90,8 @@ class Driver:
         tenants: tuple[Tenant, ...],
         tables: dict,
         steps: int = 2,
-        watch: Callable[[Driver, Plan], None] | None = None,
+        watch: Patience | None = None,
+        whole: bool = False,
     ) -> None:
         self.rng, self.policy, self.steps = random.Random(seed), policy, steps
         self.board = Board(0.0, seed, tables, policy.shares)
@@ -99,7 +104,7 @@ class Driver:
         self.timers: dict[int, float] = {}
         self.story: list[str] = []
         self.yields: list[Key] = []
-        self._watch = watch
+        self._watch, self._whole = watch, whole
 
     # ------------------------------------------------------------ events
 
@@ -246,18 +251,22 @@ class Driver:
         board, policy = self.board, self.policy
         while True:
             before = board.snapshot()
-            assert check(before, policy) == []
+            assert not (wrong := check(before, policy)), wrong
+            if self._whole:
+                board.touch_all()
+            if self._watch is not None:
+                self._watch.before(board)
             whole = plan(before, policy)
-            assert check_plan(before, whole, policy) == []
+            assert not (wrong := check_plan(before, whole, policy)), wrong
             decided = decide(board, policy)
-            assert check_decision(before, decided, policy) == []
+            assert not (wrong := check_decision(before, decided, policy)), wrong
             after = board.snapshot()
-            assert check(after, policy) == []
-            assert rounded(self.applied(before, decided)) == rounded(after)
+            assert not (wrong := check(after, policy)), wrong
+            assert same(self.applied(before, decided), after)
             self.require_the_same_predictions(after)
             self.story.append(repr(decided))
             if self._watch is not None:
-                self._watch(self, decided)
+                self._watch.after(board, decided)
             for action in decided.actions:
                 self.note(action)
             new = [a for a in decided.actions if isinstance(a, Admit)]
