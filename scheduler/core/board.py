@@ -43,9 +43,8 @@ from scheduler.core.state import (
 
 Key = tuple[int, str]
 
-#: A prediction that ran out leaves so much of the whole: the sub-stage is about to end, or was
-#: underestimated.
-OVERDUE = 0.05
+#: A prediction that ran out leaves so much of the whole: long tails are longer than one thinks.
+OVERDUE = 0.25
 
 
 class Board:
@@ -237,6 +236,7 @@ class Board:
                 outlook=job.outlook,
                 fusible=job.fusible,
                 kv_tokens=job.kv_tokens,
+                kv_bytes=job.kv_bytes,
                 peak_bytes=job.peak_bytes,
                 overlap_bytes=job.overlap_bytes,
                 step_seconds=job.outlook.seconds or UNKNOWN_STEP_SECONDS,
@@ -394,6 +394,12 @@ class Board:
             return node.left or (node.segment.seconds if node.segment else 0.0)
         speed = self.speed.get((node.pipeline, node.id), 1.0)
         return max(node.left - (self.now - node.since) * speed, OVERDUE * node.segment.seconds)
+
+    def overran(self, node: Node) -> bool:
+        """Whether it should be over by what was predicted of it."""
+        speed = self.speed.get((node.pipeline, node.id), 1.0)
+        least = OVERDUE * (node.segment.seconds if node.segment else 0.0)
+        return node.left - (self.now - node.since) * speed <= least
 
     def _affected(self, devices: Iterable[str]) -> dict[Key, None]:
         keys: dict[Key, None] = {}

@@ -33,6 +33,11 @@ class Character(StrEnum):
 
 #: Running batch below which a tail is THIN.
 THIN_BATCH = 32
+#: Running batch below which a tail's sequences are so few that moving them costs next to nothing: a boundary
+#: at which merging is thought over again.
+LAST_BATCH = 8
+#: Running batches at which a tail passes from one sub-stage to the next, and the end.
+TAIL_BOUNDS = (THIN_BATCH, LAST_BATCH, 1)
 
 
 def character(kind: Kind, batch: int) -> Character:

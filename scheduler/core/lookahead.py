@@ -20,10 +20,9 @@ from scheduler.core.tasks import Task
 HORIZON_STEPS = 1.25
 #: How many times more somebody's speed counts when the split favours it.
 FAVOUR = 2.0
-#: What merging and waiting must gain at least, as parts of the work done. What waiting costs is sure,
-#: what it brings hangs on predictions.
-MERGE_MARGIN = 0.01
-WAIT_MARGIN = 0.03
+#: What merging or waiting must gain at least, as a part of the work done: what it costs is sure, what it
+#: brings hangs on predictions.
+MARGIN = 0.03
 #: Parts of a chain that go on at once: a rollout that runs is not halted for a better partner.
 CONTINUING = frozenset({Kind.DECODE, Kind.TAIL})
 
@@ -42,7 +41,7 @@ def choose(board: Board, policy: Policy, task: Task, may_wait: bool) -> Question
     best, value = _best(board, policy, devices, candidates, horizon)
     if may_wait and _within_cap(board, task):
         waiting = Question(holds_back=task.pipeline)
-        if Forecast(board, policy, devices, waiting).run(horizon) > value * (1 + WAIT_MARGIN):
+        if Forecast(board, policy, devices, waiting).run(horizon) > value * (1 + MARGIN):
             return waiting
     return best
 
@@ -54,7 +53,7 @@ def worth_merging(board: Board, policy: Policy, pipeline: int, options: Sequence
     best = None
     for option in options:
         found = Forecast(board, policy, devices, Question(merged=option.after)).run(horizon)
-        if found > value * (1 + MERGE_MARGIN):
+        if found > value * (1 + MARGIN):
             best, value = option, found
     return best
 

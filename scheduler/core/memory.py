@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from scheduler.core.state import Pipeline, QueuedJob, Resident, Snapshot
+from scheduler.core.state import Kind, Node, Pipeline, QueuedJob, Resident, Snapshot
 
 Load = QueuedJob | Pipeline
 
@@ -20,6 +20,19 @@ Load = QueuedJob | Pipeline
 def alone_bytes(load: Load) -> int:
     """What the load needs of a device that it has to itself."""
     return load.weights_bytes + load.run_bytes + load.peak_bytes
+
+
+def tokens_at_end(node: Node) -> int:
+    """Tokens in its cache when the sub-stage ends, if all of its sequences last so long."""
+    segment = node.segment
+    if segment is None or segment.forward_seconds <= 0:
+        return node.tokens
+    return node.tokens + int(segment.batch * node.left / segment.forward_seconds)
+
+
+def overflow_bytes(node: Node, pipeline: Pipeline) -> int:
+    """What a merged tail needs beyond the pipeline's own cache."""
+    return max(0, tokens_at_end(node) - pipeline.kv_tokens) * pipeline.kv_bytes
 
 
 class Memory:
@@ -40,6 +53,10 @@ class Memory:
             for name in dict.fromkeys(pipeline.home):
                 if name in self.left:
                     self.add(name, pipeline)
+        pipelines = {pipeline.id: pipeline for pipeline in snapshot.pipelines}
+        for node in snapshot.nodes:
+            if node.kind is Kind.TAIL and node.device in self.left and node.pipeline in pipelines:
+                self.left[node.device] -= overflow_bytes(node, pipelines[node.pipeline])
 
     def needs(self, device: str, load: Load) -> int:
         """Bytes the load would add to the device."""

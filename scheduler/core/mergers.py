@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from scheduler.core.board import Board, Key, merge
+from scheduler.core.memory import tokens_at_end
+from scheduler.core.seats import free_bytes
 from scheduler.core.state import ROLLOUT, Kind, Merge, Node, NodeState
 
 
@@ -42,28 +44,32 @@ def mergers(board: Board, pipeline: int) -> Iterator[Merger]:
 
 
 def pays(board: Board, merger: Merger) -> bool:
-    """The rule without look-ahead: the device time that becomes free is more than what the tails lose.
+    """The rule without look-ahead: what becomes free is worth more to others than the tails lose.
 
-    It counts only if somebody else lives on what becomes free.
+    A tail leaves most of its device to others, so its device time counts by the least share; what the
+    pipeline loses, all its devices lose.
     """
     targets = [target for target, _ in merger.moves]
     sources = [source for _, sources in merger.moves for source in sources]
     others = any(len(board.at_home[source.device or ""]) > 1 for source in sources)
     after = [node for _, node in merger.after if node is not None]
     before_left = [board.left_now(node) for node in (*targets, *sources)]
-    freed = sum(board.left_now(source) for source in sources)
+    least = board.tables[board.devices[targets[0].device or ""].type].shares[0]
+    freed = least * sum(board.left_now(source) for source in sources)
     longer = max(node.left for node in after) - max(before_left)
     return others and freed > max(0.0, longer) * (len(targets) + len(sources))
 
 
 def _tails(board: Board, pipeline: int) -> list[Node]:
-    """Its running tails, the largest batch first; none when one of its rollouts is no tail, or waits."""
+    """Its running tails, the largest batch first; none when one of its rollouts is no tail, or waits, or
+    is a straggler of which nobody knows when it ends.
+    """
     rollouts = [node for node in board.nodes[pipeline].values() if node.kind in ROLLOUT]
     if any(node.kind is not Kind.TAIL or node.state is not NodeState.RUNNING for node in rollouts):
         return []
     if any(node.kind is Kind.TOOL for node in board.nodes[pipeline].values()):
         return []
-    if len({node.step for node in rollouts}) != 1:
+    if len({node.step for node in rollouts}) != 1 or any(map(board.overran, rollouts)):
         return []
     return sorted(rollouts, key=lambda node: (_crowd(board, node), -_batch(node), node.worker))
 
@@ -89,16 +95,15 @@ def _holds(board: Board, group: list[Node]) -> bool:
     table = board.tables[board.devices[group[0].device or ""].type]
     if sum(map(_batch, group)) >= table.saturation:
         return False
-    grown = sum(node.tokens + _to_come(node) for node in group)
-    return not pipeline.kv_tokens or grown <= pipeline.kv_tokens
-
-
-def _to_come(node: Node) -> int:
-    """Tokens that the sequences may still add: all of them to the end of the part."""
-    segment = node.segment
-    if segment is None or segment.forward_seconds <= 0:
-        return 0
-    return int(segment.batch * node.left / segment.forward_seconds)
+    grown = sum(map(tokens_at_end, group))
+    if not pipeline.kv_tokens or grown <= pipeline.kv_tokens:
+        return True
+    if not pipeline.kv_bytes:
+        return False
+    # As much as is left when everybody at home has trained, one at a time.
+    device = group[0].device or ""
+    peak = max(board.pipelines[id].peak_bytes for id in board.at_home[device])
+    return (grown - pipeline.kv_tokens) * pipeline.kv_bytes <= free_bytes(board, device) - peak
 
 
 def _merger(board: Board, pipeline: int, spread: list[list[Node]]) -> Merger:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from scheduler.core.board import Board, Key
 from scheduler.core.forecast import staleness
 from scheduler.core.interference import Interference
+from scheduler.core.memory import overflow_bytes
 from scheduler.core.rates import Slot, divided, fused, total_speed, worth_starting
 from scheduler.core.state import (
     OFF_DEVICE,
@@ -115,19 +116,27 @@ def rolls_out_now(board: Board, pipeline: int) -> bool:
     return any(node.kind in ROLLOUT or node.kind is Kind.TOOL for node in board.nodes[pipeline].values())
 
 
-def _room_to_train(board: Board, pipeline: Pipeline, device: str) -> bool:
-    """Whether the device's memory has room for what the pipeline's training needs beside what is there."""
-    if not pipeline.peak_bytes or trains_now(board, pipeline, device):
-        return True
+def free_bytes(board: Board, device: str, training: int | None = None) -> int:
+    """Memory of the device that nobody at home there uses now, if the pipeline ``training`` trains as well."""
     weights: dict[str, int] = {}
     used = 0
     for id in board.at_home[device]:
         other = board.pipelines[id]
         weights[other.weights_key] = max(other.weights_bytes, weights.get(other.weights_key, 0))
         used += other.run_bytes
-        if id == pipeline.id or trains_now(board, other, device):
+        if id == training or trains_now(board, other, device):
             used += other.peak_bytes + other.overlap_bytes * rolls_out_now(board, id)
-    return used + sum(weights.values()) <= board.devices[device].memory_bytes
+    for node in board.running[device].values():
+        if node.kind is Kind.TAIL:
+            used += overflow_bytes(node, board.pipelines[node.pipeline])
+    return board.devices[device].memory_bytes - used - sum(weights.values())
+
+
+def _room_to_train(board: Board, pipeline: Pipeline, device: str) -> bool:
+    """Whether the device's memory has room for what the pipeline's training needs beside what is there."""
+    if not pipeline.peak_bytes or trains_now(board, pipeline, device):
+        return True
+    return free_bytes(board, device, pipeline.id) >= 0
 
 
 def stretched(

@@ -78,10 +78,10 @@ class Segment:
     """A predicted sub-stage: its kind, and how long one worker takes for it alone on a whole device.
 
     ``seconds`` is the median, ``late_seconds`` the upper quartile. ``batch`` counts the sequences that run
-    when it begins. ``forward_seconds`` is one decode step of such a batch, of which ``floor_seconds`` do
-    not depend on the batch: what fusing and merging share. ``bandwidth`` is the part of the device's memory
-    bandwidth used alone, ``tokens`` what it processes (prefill: the prompts'). An ``early`` one may begin
-    while rollouts still run (mode STREAM).
+    when it begins. ``forward_seconds`` is a decode step, in the mean over the sub-stage, of which
+    ``floor_seconds`` do not depend on the batch: what fusing and merging share. ``bandwidth`` is the part
+    of the device's memory bandwidth used alone, ``tokens`` what it processes (prefill: the prompts'). An
+    ``early`` one may begin while rollouts still run (mode STREAM).
     """
 
     kind: Kind
@@ -151,6 +151,7 @@ class QueuedJob:
     outlook: Outlook = Outlook()
     fusible: bool = False
     kv_tokens: int = 0
+    kv_bytes: int = 0
     peak_bytes: int = 0
     overlap_bytes: int = 0
 
@@ -167,9 +168,10 @@ class Pipeline:
     Policies that multiplex also read ``outlook`` (what a step is expected to be), ``latency_cap`` (how many
     times its solo length a step may take) and ``fusible`` (a LoRA job: its rollouts decode in one batch
     with those of the same ``weights_key``), ``kv_tokens`` (what its KV cache holds on one device; 0: enough
-    for all) and ``peak_bytes`` (what its training needs beside ``run_bytes``, and only then: a device
-    without room for two trains one at a time), and ``overlap_bytes`` (what it needs more while it trains
-    and rolls out at once). ``stepped`` is the number of updates done.
+    for all), ``kv_bytes`` (of one more token, where merged tails grow into free memory) and ``peak_bytes``
+    (what its training needs beside ``run_bytes``, and only then: a device without room for two trains one
+    at a time), and ``overlap_bytes`` (what it needs more while it trains and rolls out at once).
+    ``stepped`` is the number of updates done.
     """
 
     id: int
@@ -190,6 +192,7 @@ class Pipeline:
     outlook: Outlook = Outlook()
     fusible: bool = False
     kv_tokens: int = 0
+    kv_bytes: int = 0
     peak_bytes: int = 0
     overlap_bytes: int = 0
     step_began: float = 0.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from scheduler.core.interference import THIN_BATCH
+from scheduler.core.interference import TAIL_BOUNDS
 from scheduler.core.state import Kind, Segment
 from scheduler.sim.truth import Rollout, Turn
 
@@ -28,21 +28,23 @@ class Part:
 
 def parts_of(rollout: Sequence[Segment], saturation: int) -> tuple[Part, ...]:
     """A decode lasts until the one that follows it begins; the last of a turn until nothing runs."""
-    parts = []
-    for place, segment in enumerate(rollout):
-        following = rollout[place + 1].kind if place + 1 < len(rollout) else None
-        below = 1
-        if following is Kind.TAIL:
-            below = saturation if segment.kind is Kind.DECODE else THIN_BATCH
-        parts.append(Part(segment.kind, below if segment.kind in DECODES else 0))
-    return tuple(parts)
+    parts: list[Part] = []
+    tails = 0  # of the same turn, behind this part
+    for segment in reversed(rollout):
+        if segment.kind is Kind.TAIL:
+            tails += 1
+            below = TAIL_BOUNDS[-tails]
+        else:
+            below = (saturation if tails else 1) if segment.kind is Kind.DECODE else 0
+            tails = 0
+        parts.append(Part(segment.kind, below))
+    return tuple(reversed(parts))
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """``seconds`` alone on the device, of which the first ``prefill`` bring moved sequences back into the
-    cache; then come ``steps`` forwards. ``forward_seconds`` are those of its first one, ``tokens`` lie in the
-    cache.
+    cache; then come ``steps`` forwards. ``forward_seconds`` are their mean, ``tokens`` lie in the cache.
     """
 
     part: int
@@ -159,8 +161,7 @@ class Chain:
             floor_seconds=rollout.floor_seconds,
             bandwidth=rollout.bandwidth(self.peak),
         )
-        tokens, forward = rollout.tokens, rollout.forward_seconds
-        return Piece(part, segment, prefill + seconds, prefill, steps, tokens, forward)
+        return Piece(part, segment, prefill + seconds, prefill, steps, rollout.tokens, seconds / steps)
 
     def _goes_back(self, node_part: int) -> bool:
         """Turns that the outlook does not have are done by the last node: again from its last tool call or

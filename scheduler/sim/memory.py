@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from scheduler.core.graph import staleness
-from scheduler.core.interference import THIN_BATCH
+from scheduler.core.interference import LAST_BATCH
 from scheduler.core.state import Mode
 from scheduler.sim.devices import footprint
 from scheduler.sim.measured import Sampled
@@ -70,7 +70,7 @@ def last_tokens(workload: Workload) -> int:
         _context(workload, s, s.turns - 1) + turn_tokens(s, s.turns - 1)
         for s in representative(workload, workload.prompts * workload.samples)
     )
-    return THIN_BATCH * longest
+    return LAST_BATCH * longest
 
 
 def most_in_turn(workload: Workload, own: Sequence[Sampled], turn: int) -> int:

@@ -66,6 +66,7 @@ class Measured:
             outlook=expected,
             fusible=workload.lora,
             kv_tokens=kv_tokens(workload, job.workers),
+            kv_bytes=cost.architecture.kv_bytes_per_token,
         )
 
     def draw(self, job: SimJob, step: int, seed: int) -> StepTruth:

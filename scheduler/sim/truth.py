@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from scheduler.core.interference import THIN_BATCH, Interference
+from scheduler.core.interference import LAST_BATCH, Interference
 from scheduler.core.state import Kind
 from scheduler.sim.devices import DeviceProfile
 from scheduler.sim.measured import ROLLOUTS, Sampled, ToolLatency, responses, step_times, tool_latency
@@ -327,7 +327,7 @@ def grading_seconds() -> float:
 
 
 def finished_share(groups: Groups, workers: int) -> float:
-    """Part of the tokens in groups that are whole before their worker's last ``THIN_BATCH`` sequences.
+    """Part of the tokens in groups that are whole before their worker's last ``LAST_BATCH`` sequences.
 
     Mode STREAM begins with them when those last sequences are all that runs.
     """
@@ -335,7 +335,7 @@ def finished_share(groups: Groups, workers: int) -> float:
     for worker in range(workers):
         own = groups[worker::workers]
         lengths = sorted(s.tokens for group in own for s in group)
-        limit = lengths[-THIN_BATCH] if len(lengths) >= THIN_BATCH else 0
+        limit = lengths[-LAST_BATCH] if len(lengths) >= LAST_BATCH else 0
         total += sum(lengths)
         whole += sum(s.tokens for group in own if all(s.tokens <= limit for s in group) for s in group)
     return whole / total if total else 0.0

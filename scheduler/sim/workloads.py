@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from scheduler.core.interference import THIN_BATCH, Interference, character
+from scheduler.core.interference import TAIL_BOUNDS, Interference, character
 from scheduler.core.state import OFF_DEVICE, Demand, Kind, Outlook, Segment
 from scheduler.sim.devices import DeviceProfile
 from scheduler.sim.measured import ROLLOUTS, Sampled, StepTimes, responses, step_times, tool_latency
@@ -210,8 +210,7 @@ def layout(workload: Workload, profile: DeviceProfile, workers: int) -> tuple[Pa
         (kind, below)
         for kind, above, below in (
             (Kind.DECODE, saturation, saturation),
-            (Kind.TAIL, THIN_BATCH, THIN_BATCH),
-            (Kind.TAIL, 1, 1),
+            *((Kind.TAIL, bound, bound) for bound in TAIL_BOUNDS),
         )
         if most >= above
     ]
@@ -305,8 +304,9 @@ def _segments(chain: Sequence[Turn], parts: Sequence[Part], peak: float) -> Iter
 
 def _decoded(rollout: Rollout, part: Part, peak: float) -> Segment:
     """Advances the rollout to the end of the part. The bandwidth is that half-way."""
-    batch, forward, steps = rollout.running, rollout.forward_seconds, rollout.steps_until(part.below)
+    batch, steps = rollout.running, rollout.steps_until(part.below)
     seconds = rollout.seconds(steps)
+    forward = seconds / steps if steps else 0.0
     late = seconds * (_LATE_DECODE if part.kind is Kind.DECODE else _LATE_TAIL)
     rollout.advance(steps // 2)
     bandwidth = rollout.bandwidth(peak) if steps else 0.0

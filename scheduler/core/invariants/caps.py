@@ -22,7 +22,7 @@ from scheduler.core.state import (
 #: A pipeline that is late anyway may become later by this part with each newcomer, and when all are resized.
 LATER = 1.02
 #: A prediction that ran out leaves so much of the whole.
-OVERDUE = 0.05
+OVERDUE = 0.25
 
 Key = tuple[int, str]
 
