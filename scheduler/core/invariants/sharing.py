@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler.core.board import Board
 from scheduler.core.invariants.computing import computing, pipeline_of, slot_of, slots_on
+from scheduler.core.invariants.rows import used_bytes
 from scheduler.core.rates import divided, total_speed, worth_starting
 from scheduler.core.state import (
     OFF_DEVICE,
@@ -38,7 +39,7 @@ def broken(before: Snapshot, after: Snapshot, plan: Plan, policy: Policy) -> lis
     return [
         *_unanswered(before, plan),
         *idle(after, plan, policy),
-        *_overtaken(before, plan, policy),
+        *_overtaken(before, after, plan, policy),
     ]
 
 
@@ -98,6 +99,7 @@ def idle(after: Snapshot, plan: Plan, policy: Policy) -> list[str]:
         if device.state is not DeviceState.READY or device.name in busy:
             continue
         here = [task for task in waiting if any(_home(after, n) == device.name for n in task.nodes)]
+        here = [task for task in here if not any(_lacks_memory(after, node) for node in task.nodes)]
         at_home = {p.id for p in after.pipelines if device.name in p.home}
         if not at_home & waits and not any(task.whole and len(task.nodes) > 1 for task in here):
             wrong += [f"pipeline {task.pipeline} waits though {device.name} is idle" for task in here]
@@ -109,12 +111,12 @@ def _home(snapshot: Snapshot, node: Node) -> str | None:
     return home[node.worker] if node.worker < len(home) else None
 
 
-def _overtaken(before: Snapshot, plan: Plan, policy: Policy) -> list[str]:
+def _overtaken(before: Snapshot, after: Snapshot, plan: Plan, policy: Policy) -> list[str]:
     """Nobody started on a device in a way that keeps the first in line out of it.
 
     The first in line for a device is the first task that must start whole, or waits on purpose, and got no
-    start. One that lacks a device waits for the world and not for others: it keeps nobody out. Nor does one
-    that just made room.
+    start. One that lacks a device, or memory, waits for what no free device would cure: it keeps nobody out.
+    Nor does one that just made room.
     """
     board, rest = _served(before, plan, policy)
     world = board.snapshot()
@@ -131,6 +133,9 @@ def _overtaken(before: Snapshot, plan: Plan, policy: Policy) -> list[str]:
         others = sum(t.pipeline == task.pipeline and not _begun(t, started) for t in everything)
         waited = task.pipeline in waits and others == 1
         complete = all(_home(world, node) in alive for node in task.nodes)
+        complete = complete and not any(
+            _lacks_memory(later, n) for later in (world, after) for n in task.nodes
+        )
         yielded = any(node.yielded for node in task.nodes)
         if _begun(task, started) or yielded or not complete or not (task.whole or waited):
             continue
@@ -148,6 +153,15 @@ def _overtaken(before: Snapshot, plan: Plan, policy: Policy) -> list[str]:
         board.apply(action)
         world = board.snapshot()
     return wrong
+
+
+def _lacks_memory(snapshot: Snapshot, node: Node) -> bool:
+    """Whether its device has no memory for it beside those that train there."""
+    device = _home(snapshot, node) or ""
+    begun = replace(node, state=NodeState.RUNNING, device=device)
+    nodes = tuple(begun if (n.pipeline, n.id) == (node.pipeline, node.id) else n for n in snapshot.nodes)
+    memory = next((d.memory_bytes for d in snapshot.devices if d.name == device), 0)
+    return used_bytes(replace(snapshot, nodes=nodes), device) > memory
 
 
 def _served(before: Snapshot, plan: Plan, policy: Policy) -> tuple[Board, Plan]:

@@ -102,6 +102,8 @@ class Driver:
         self.jobs: dict[str, QueuedJob] = {}
         self.left: dict[str, int] = {}
         self.timers: dict[int, float] = {}
+        #: When each job that did all its steps did the last.
+        self.ended: dict[str, float] = {}
         self.story: list[str] = []
         self.yields: list[Key] = []
         self._watch, self._whole = watch, whole
@@ -136,7 +138,8 @@ class Driver:
             return True
         if not ends:
             return False
-        self.finish(*min(ends))
+        first = min(ends)[0]
+        self.finish(first, [(id, unit) for end, id, unit in ends if end - first < 1e-9])
         return True
 
     def surprise(self) -> None:
@@ -145,7 +148,7 @@ class Driver:
         if ends:
             _, pipeline, unit = self.rng.choice(ends)
             before = min(end for end, _, _ in ends) - self.board.now
-            self.finish(self.board.now + before * self.rng.choice([0.1, 0.7]), pipeline, unit)
+            self.finish(self.board.now + before * self.rng.choice([0.1, 0.7]), [(pipeline, unit)])
 
     def ends(self) -> list[tuple[float, int, str]]:
         """When each unit that runs is predicted to end: a node, or all of a gang."""
@@ -159,14 +162,15 @@ class Driver:
                     found[unit] = max(end, found.get(unit, 0.0))
         return [(end, id, unit) for (id, unit), end in found.items()]
 
-    def finish(self, now: float, pipeline: int, unit: str) -> None:
+    def finish(self, now: float, units: list[Key]) -> None:
         self.board.tick(now)
-        run = self.runs[pipeline]
-        for node in list(self.board.nodes[pipeline].values()):
-            if unit in (node.gang, node.id):
-                self.board.finish(pipeline, node.id)
-                run.done.add(node.id)
-        self.go_on(pipeline)
+        for pipeline, unit in units:
+            for node in list(self.board.nodes[pipeline].values()):
+                if unit in (node.gang, node.id):
+                    self.board.finish(pipeline, node.id)
+                    self.runs[pipeline].done.add(node.id)
+        for pipeline in dict.fromkeys(pipeline for pipeline, _ in units):
+            self.go_on(pipeline)
         self.decide()
 
     def go_on(self, pipeline: int) -> None:
@@ -180,6 +184,7 @@ class Driver:
             del self.runs[pipeline]
             self.timers.pop(pipeline, None)
             del self.left[run.job.id]
+            self.ended[run.job.id] = self.board.now
             self.board.end(pipeline)
             return
         for node in offered(run.graph, run.done, run.begun):

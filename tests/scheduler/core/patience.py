@@ -10,7 +10,7 @@ left out while it does.
 from __future__ import annotations
 
 from scheduler.core.board import Board
-from scheduler.core.state import DeviceState, NodeState, Plan, Wait
+from scheduler.core.state import DeviceState, NodeState, Plan, RefusalCode, Wait
 from scheduler.core.tasks import Task, offered
 
 Key = tuple[int, str]
@@ -37,7 +37,10 @@ class Patience:
             waiting = all(n.id in nodes and nodes[n.id].state is NodeState.READY for n in task.nodes)
             here = computing(board, task)
             self._blockers[key] &= here
-            if task.pipeline in waits or not waiting:
+            lacks_memory = RefusalCode.MEMORY in {
+                r.code for r in decided.refusals if r.pipeline == task.pipeline
+            }
+            if task.pipeline in waits or lacks_memory or not waiting:
                 del self._blockers[key]
             elif not self._blockers[key]:
                 self.late.append(f"at {board.now}: {key} is first in line, and {sorted(here)} compute there")

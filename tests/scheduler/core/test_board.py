@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.core.board import Board
+from scheduler.core.board import OVERDUE, Board
 from scheduler.core.plan import decide
 from scheduler.core.state import (
     POLICIES,
@@ -90,14 +90,14 @@ def test_what_is_left_is_settled_at_the_old_speed_whenever_somebody_comes_or_goe
     assert board.speed == {(1, training): pytest.approx(0.75)}  # until it is resized
 
 
-def test_a_prediction_that_ran_out_leaves_a_twentieth():
+def test_a_prediction_that_ran_out_leaves_a_part_of_the_whole():
     one = pipeline(1, "d1", outlook=TRAIN)
     board = board_of(one)
     name = start(board, one, 1)
     board.tick(100.0)
-    assert board.left_now(board.nodes[1][name]) == pytest.approx(0.6)  # 5 % of 12
+    assert board.left_now(board.nodes[1][name]) == pytest.approx(12 * OVERDUE)
     board.apply(Resize(name, 1, 0.5, "test"))
-    assert board.nodes[1][name].left == pytest.approx(0.6)
+    assert board.nodes[1][name].left == pytest.approx(12 * OVERDUE)
 
 
 def test_a_revised_prediction_counts_from_now():

@@ -5,12 +5,16 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.core.apply import apply_all
 from scheduler.core.invariants import check, check_plan
 from scheduler.core.plan import plan
+from scheduler.core.state import (
+    POLICIES as NAMED,
+)
 from scheduler.core.state import (
     Device,
     DeviceState,
@@ -26,6 +30,10 @@ from scheduler.core.state import (
     Tenant,
 )
 from scheduler.core.world import at, end, finish, offer, set_device, step_done, submit
+from tests.scheduler.core.driver import Driver
+from tests.scheduler.core.patience import Patience
+from tests.scheduler.core.worlds import SHARING, TYPES, random_load, random_world
+from tests.scheduler.core.worlds import random_devices as pool
 
 POLICIES = st.builds(Policy, max_pipelines_per_device=st.integers(1, 4))
 #: Few sizes, so that ties, shared weights and exact fits are common.
@@ -242,3 +250,88 @@ def test_every_job_that_can_run_gets_its_turns_and_ends(seed):
         if len(ended) == len(jobs):
             break
     assert ended == {job.id for job in jobs}
+
+
+# ---------------------------------------------------------------- several pipelines on a device
+
+
+def id_of(policy: Policy) -> str:
+    off = [name for name in ("merge", "shares", "fuse", "wait", "capped") if not getattr(policy, name)]
+    return f"{policy.name} {policy.max_computing} without {' '.join(off) or 'nothing'}"
+
+
+@pytest.mark.parametrize("policy", SHARING, ids=id_of)
+@settings(max_examples=130, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_every_plan_that_shares_devices_keeps_the_invariants(seed, policy):
+    snapshot = random_world(seed, random_tenants(random.Random(seed)), policy)
+    assert check(snapshot, policy) == []
+    decided = plan(snapshot, policy)
+    assert check_plan(snapshot, decided, policy) == []
+    assert repr(plan(shuffled(snapshot, seed), policy)) == repr(decided)
+
+
+def crowd(seed: int, policy: Policy, watch: Patience | None = None, whole: bool = False) -> Driver:
+    """Up to five devices and six jobs of three tenants that all arrive at once."""
+    rng = random.Random(seed)
+    devices = tuple(replace(d, state=DeviceState.READY) for d in (pool(rng, policy) or pool(rng, policy)))
+    driver = Driver(seed, policy, devices, random_tenants(rng), dict(TYPES), watch=watch, whole=whole)
+    for number in range(6 if devices else 0):
+        driver.submit(QueuedJob(id=f"j{number}", **random_load(rng, len(devices))))
+    return driver
+
+
+def play_out(driver: Driver) -> None:
+    """To the end of all jobs that can be admitted: each event ends a sub-stage, or a wait for one."""
+    sub_stages = sum(
+        driver.steps * job.devices * (len(job.outlook.rollout) + len(job.outlook.train))
+        for job in driver.jobs.values()
+    )
+    for _ in range(2 * sub_stages):
+        if not driver.runs:
+            return
+        assert driver.advance(), f"nothing runs, and these wait: {sorted(driver.runs)}"
+    assert not driver.runs
+
+
+@pytest.mark.parametrize("policy", [NAMED["exclusive"], *SHARING], ids=id_of)
+@settings(max_examples=3, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_every_decision_of_a_run_keeps_the_invariants_and_every_run_ends(seed, policy):
+    """Whatever happens on the way: devices drain, are lost and come back, jobs are cancelled, predictions are
+    wrong. The driver checks every decision.
+    """
+    driver = crowd(seed, policy)
+    for _ in range(20):
+        if driver.rng.random() < 0.2:
+            driver.disturb()
+        else:
+            driver.advance()
+    for name, device in sorted(driver.board.devices.items()):
+        if device.state is not DeviceState.READY:
+            driver.set_state(name, DeviceState.READY)
+    play_out(driver)
+    assert len(driver.yields) == len(set(driver.yields))  # nobody makes room twice
+
+
+@pytest.mark.parametrize("policy", SHARING, ids=id_of)
+@settings(max_examples=3, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_who_is_overdue_and_first_in_line_waits_only_for_those_who_computed_there_then(seed, policy):
+    """The bound on waiting; see ``patience.py``."""
+    patience = Patience()
+    driver = crowd(seed, policy, patience, whole=True)
+    play_out(driver)
+    assert patience.late == []
+
+
+@settings(max_examples=3, deadline=None)
+@given(seed=st.integers(0, 2**32), policy=st.sampled_from(SHARING))
+def test_the_same_run_gives_the_same_plans(seed, policy):
+    stories = []
+    for _ in range(2):
+        driver = crowd(seed, policy)
+        for _ in range(30):
+            driver.advance()
+        stories.append(driver.story)
+    assert stories[0] == stories[1]
