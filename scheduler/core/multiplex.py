@@ -97,7 +97,8 @@ class Multiplex:
         waiting = {action.pipeline for action in self._actions if isinstance(action, Wait)}
         self._served = {key for key in self._served if key[0] in waiting}
         self._refusals = [r for r in self._refusals if r.pipeline is None or r.pipeline in waiting]
-        self._reserved = {}
+        held = self._board.waits
+        self._reserved = {name: node for name, node in self._reserved.items() if node.pipeline in held}
 
     def _merge(self) -> bool:
         """Gather tails where that pays; whether any were. After the starts, so that tails just begun count."""
