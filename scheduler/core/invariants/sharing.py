@@ -147,7 +147,9 @@ def _overtaken(before: Snapshot, after: Snapshot, plan: Plan, policy: Policy) ->
     for action in rest.actions:
         if isinstance(action, Start) and action.device in first:
             place, waiting = first[action.device]
-            behind = place < place_of[action.pipeline, action.node] and action.pipeline != waiting.pipeline
+            # What made room in this plan and goes on is in no line.
+            own = place_of.get((action.pipeline, action.node), place)
+            behind = place < own and action.pipeline != waiting.pipeline
             if behind and not _room(world, action, waiting, policy):
                 wrong.append(f"pipeline {action.pipeline} overtook {waiting.pipeline} on {action.device}")
         board.apply(action)
