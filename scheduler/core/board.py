@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from scheduler.core.interference import Interference
+from scheduler.core.mix import Memo
 from scheduler.core.rates import Running, Slot, gang_speed, slot_of, speeds
 from scheduler.core.state import (
     OFF_DEVICE,
@@ -70,6 +71,7 @@ class Board:
         self.touched: set[str] = set()
         self.offering: dict[int, None] = {}
         self.admission = True
+        self.memo: Memo = {}
         self._worker_speed: dict[Key, float] = {}
         self._gangs: dict[tuple[int, str], dict[Key, None]] = {}
 

@@ -34,7 +34,7 @@ from scheduler.core.state import (
 
 #: Bounds on the work of one forecast: pipelines looked at, and ends of sub-stages.
 MAX_PIPELINES = 6
-MAX_EVENTS = 40
+MAX_EVENTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Forecast:
     def __init__(self, board: Board, policy: Policy, devices: Sequence[str], question: Question) -> None:
         self._policy = policy
         table = board.tables[board.devices[devices[0]].type]
-        self._mixes = Mixes(table, policy.shares, dict(question.favour))
+        self._mixes = Mixes(table, policy.shares, dict(question.favour), board.memo)
         ids = neighbours(board, devices)
         nodes = {id: _open_nodes(board, id, dict(question.merged)) for id in ids}
         place_of = _places(board, devices, nodes)

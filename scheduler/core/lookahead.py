@@ -22,7 +22,10 @@ HORIZON_STEPS = 1.25
 FAVOUR = 2.0
 #: What merging or waiting must gain at least, as a part of the work done: what it costs is sure, what it
 #: brings hangs on predictions.
-MARGIN = 0.03
+MARGIN = 0.08
+#: The most forecasts that one choice or one merger takes, and that all of one decision take: beyond them it
+#: decides as ``greedy`` does, so that a decision that touches many takes bounded time.
+PER_CHOICE, PER_MERGER, PER_DECISION = 4, 3, 8
 #: Parts of a chain that go on at once: a rollout that runs is not halted for a better partner.
 CONTINUING = frozenset({Kind.DECODE, Kind.TAIL})
 

@@ -52,12 +52,20 @@ def pays(board: Board, merger: Merger) -> bool:
     targets = [target for target, _ in merger.moves]
     sources = [source for _, sources in merger.moves for source in sources]
     others = any(len(board.at_home[source.device or ""]) > 1 for source in sources)
+    if any(_in_company(board, node) for node in (*targets, *sources)):
+        return False  # rows of a fused batch cost as much on the other device
     after = [node for _, node in merger.after if node is not None]
     before_left = [board.left_now(node) for node in (*targets, *sources)]
     least = board.tables[board.devices[targets[0].device or ""].type].shares[0]
     freed = least * sum(board.left_now(source) for source in sources)
     longer = max(node.left for node in after) - max(before_left)
     return others and freed > max(0.0, longer) * (len(targets) + len(sources))
+
+
+def _in_company(board: Board, node: Node) -> bool:
+    """Whether others decode in the same batch."""
+    own = board.slot(node)
+    return sum(board.slot(other) == own for other in board.running[node.device or ""].values()) > 1
 
 
 def _tails(board: Board, pipeline: int) -> list[Node]:

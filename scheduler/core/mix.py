@@ -32,30 +32,48 @@ class Mix:
     total: float
 
 
+#: What a board remembers for its forecasts: speeds by slots, segments and weights; and the segments, so that
+#: their identity stays theirs.
+Memo = dict[Hashable, tuple[tuple[float, ...], tuple[Segment, ...]]]
+#: Beyond so many companies a memo begins anew.
+MEMO_LIMIT = 20_000
+
+
 class Mixes:
     """``favour`` weighs owners when shares are divided."""
 
-    def __init__(self, table: Interference, shares: bool, favour: Mapping[int, float]) -> None:
-        self._table, self._shares, self._favour = table, shares, favour
+    def __init__(self, table: Interference, shares: bool, favour: Mapping[int, float], memo: Memo) -> None:
+        self._table, self._shares, self._favour, self._memo = table, shares, favour, memo
         self._known: dict[Hashable, Mix] = {}
 
     def of(self, here: Sequence[Member]) -> Mix:
         key = tuple(member.number for member in here)
         mix = self._known.get(key)
         if mix is None:
-            mix = self._known[key] = self._mixed(here)
+            speeds = self._speeds(here)
+            mix = Mix(dict(zip(key, speeds, strict=True)), sum(speeds))
+            self._known[key] = mix
         return mix
 
-    def _mixed(self, here: Sequence[Member]) -> Mix:
-        slots: dict[Slot, list[Member]] = {}
-        for member in here:
-            slots.setdefault(member.slot, []).append(member)
-        groups = [[member.segment for member in members] for members in slots.values()]
-        weights = [max(self._favour.get(m.owner, 1.0) for m in members) for members in slots.values()]
-        _, slows = divided(groups, weights, self._table, self._shares)
-        speeds = {
-            member.number: 1 / (slow * fused(member.segment, group))
-            for members, group, slow in zip(slots.values(), groups, slows, strict=True)
-            for member in members
-        }
-        return Mix(speeds, sum(speeds.values()))
+    def _speeds(self, here: Sequence[Member]) -> tuple[float, ...]:
+        weights = [self._favour.get(member.owner, 1.0) for member in here]
+        company = [(m.slot, id(m.segment), weight) for m, weight in zip(here, weights, strict=True)]
+        key = self._table.source, self._shares, tuple(company)
+        if key not in self._memo:
+            if len(self._memo) >= MEMO_LIMIT:
+                self._memo.clear()
+            self._memo[key] = self._worked_out(here, weights), tuple(member.segment for member in here)
+        return self._memo[key][0]
+
+    def _worked_out(self, here: Sequence[Member], weights: Sequence[float]) -> tuple[float, ...]:
+        slots: dict[Slot, list[int]] = {}
+        for place, member in enumerate(here):
+            slots.setdefault(member.slot, []).append(place)
+        groups = [[here[place].segment for place in places] for places in slots.values()]
+        heaviest = [max(weights[place] for place in places) for places in slots.values()]
+        _, slows = divided(groups, heaviest, self._table, self._shares)
+        speeds = [0.0] * len(here)
+        for places, group, slow in zip(slots.values(), groups, slows, strict=True):
+            for place in places:
+                speeds[place] = 1 / (slow * fused(here[place].segment, group))
+        return tuple(speeds)

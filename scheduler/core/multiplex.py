@@ -13,7 +13,14 @@ from collections.abc import Mapping
 from scheduler.core.admit import admit
 from scheduler.core.board import Board
 from scheduler.core.draft import Draft
-from scheduler.core.lookahead import choose, until, worth_merging
+from scheduler.core.lookahead import (
+    PER_CHOICE,
+    PER_DECISION,
+    PER_MERGER,
+    choose,
+    until,
+    worth_merging,
+)
 from scheduler.core.mergers import mergers, pays
 from scheduler.core.rates import Slot, divided, total_speed, worth_starting
 from scheduler.core.seats import NoSeat, Seat, rolls_out_now, seat, slots_on, stretched
@@ -51,6 +58,7 @@ class Multiplex:
         #: The first in line for each device, of gangs and those overdue: what starts there leaves it room.
         self._reserved: dict[str, Node] = {}
         self._served: set[tuple[int, str]] = set()
+        self._forecasts_left = PER_DECISION
 
     def decide(self) -> Plan:
         if self._board.admission:
@@ -86,6 +94,10 @@ class Multiplex:
                 if node.state is NodeState.READY and node.kind in OFF_DEVICE:
                     self._do(Start(node.id, id, None, 1.0, "needs no device"))
 
+    def _afford(self, forecasts: int) -> bool:
+        self._forecasts_left -= forecasts
+        return self._forecasts_left >= 0
+
     def _start_offered(self) -> None:
         while tasks := [task for task in offered(self._board) if task.key not in self._served]:
             for task in tasks:  # a start touches devices: who lives there is asked in the next round
@@ -101,7 +113,7 @@ class Multiplex:
         self._reserved = {name: node for name, node in self._reserved.items() if node.pipeline in held}
 
     def _merge(self) -> bool:
-        """Gather tails where that pays; whether any were. After the starts, so that tails just begun count."""
+        """Gather tails where that pays; whether any were. After the starts: tails just begun count too."""
         merged = False
         board, policy = self._board, self._policy
         ids = dict.fromkeys(id for name in sorted(board.touched) for id in board.at_home[name])
@@ -112,6 +124,8 @@ class Multiplex:
             if not options:
                 continue
             if policy.lookahead:
+                if not self._afford(PER_MERGER):
+                    break
                 best = worth_merging(board, policy, id, options)
             else:
                 best = next((option for option in options if pays(board, option)), None)
@@ -133,7 +147,8 @@ class Multiplex:
         if task.whole and not all(isinstance(found, Seat) for found in seats):
             self._refuse(task, seats)
             return
-        if policy.lookahead and any(isinstance(found, Seat) and found.beside for found in seats):
+        beside = any(isinstance(found, Seat) and found.beside for found in seats)
+        if policy.lookahead and beside and self._afford(PER_CHOICE):
             question = choose(board, policy, task, may_wait=policy.wait and not waited)
             if question.holds_back is not None:
                 self._hold_back(task)

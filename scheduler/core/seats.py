@@ -117,7 +117,7 @@ def rolls_out_now(board: Board, pipeline: int) -> bool:
 
 
 def free_bytes(board: Board, device: str, training: int | None = None) -> int:
-    """Memory of the device that nobody at home there uses now, if the pipeline ``training`` trains as well."""
+    """Memory that nobody at home on the device uses now, if the pipeline ``training`` trains as well."""
     weights: dict[str, int] = {}
     used = 0
     for id in board.at_home[device]:

@@ -16,6 +16,7 @@ from statistics import fmean
 from scheduler.core.interference import Character, Interference
 from scheduler.sim.measured import slowdowns
 from scheduler.sim.models import (
+    ADAPTER_PART,
     CPU_COMPUTE_GAIN,
     CPU_DECODE_GAIN,
     HOST,
@@ -232,8 +233,6 @@ DEVICES = {profile.name: profile for profile in (H100, H200, A100, CPU)}
 
 #: Bytes a parameter beside the bf16 weights: fp32 gradients, masters, two moments.
 TRAINED_BYTES = 4 + 4 + 4 + 4
-#: Adapters of rank 16 on all linear layers: 41.9 million of Llama-3.1-8B's 8.03 billion parameters.
-ADAPTER_PART = 0.0052
 #: Tokens of one micro-batch on one GPU: one longest sequence with its prompt.
 MICRO_TOKENS = 8192 + 512
 

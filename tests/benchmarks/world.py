@@ -220,8 +220,15 @@ class World:
         plan = decide(board, self._policy)
         seconds, cpu_seconds = perf_counter() - began, thread_time() - worked
         self._decided += 1
+        begun_and_merged = {
+            (action.pipeline, source)
+            for action in plan.actions
+            if isinstance(action, Merge)
+            for source in action.sources
+        }
         for action in plan.actions:
-            self._carry_out(action)
+            if not (isinstance(action, Start) and (action.pipeline, action.node) in begun_and_merged):
+                self._carry_out(action)
         self._keep_pace()
         return Decision(seconds, cpu_seconds, touched, admission, plan.actions)
 
@@ -269,7 +276,8 @@ class World:
         """The sources' sequences go on with the target, in later turns too."""
         life = self._lives[merge.pipeline]
         for source in merge.sources:
-            del self._truths[merge.pipeline, source], self._due[merge.pipeline, source]
+            self._truths.pop((merge.pipeline, source), None)
+            self._due.pop((merge.pipeline, source), None)
         emptied = {node.worker for node in life.graph.nodes if node.id in merge.sources}
         over = {node.id for node in life.graph.nodes if node.worker in emptied and _rolls(node)}
         life.done |= over
