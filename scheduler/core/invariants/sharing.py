@@ -123,6 +123,7 @@ def _overtaken(before: Snapshot, after: Snapshot, plan: Plan, policy: Policy) ->
     line = {(task.pipeline, task.nodes[0].id): place for place, task in enumerate(_in_line(world, policy))}
     started = {(a.pipeline, a.node) for a in plan.actions if isinstance(a, Start)}
     waits = {a.pipeline for a in plan.actions if isinstance(a, Wait)}
+    made_room = {(a.pipeline, a.node) for a in plan.actions if isinstance(a, Yield)}
     alive = {device.name for device in world.devices if device.state is not DeviceState.LOST}
     first: dict[str, tuple[int, Node]] = {}
     place_of: dict[tuple[int, str], int] = {}
@@ -136,7 +137,7 @@ def _overtaken(before: Snapshot, after: Snapshot, plan: Plan, policy: Policy) ->
         complete = complete and not any(
             _lacks_memory(later, n) for later in (world, after) for n in task.nodes
         )
-        yielded = any(node.yielded for node in task.nodes)
+        yielded = any((node.pipeline, node.id) in made_room for node in task.nodes)
         if _begun(task, started) or yielded or not complete or not (task.whole or waited):
             continue
         for node in task.nodes:
