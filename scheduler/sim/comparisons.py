@@ -279,7 +279,7 @@ def lora_8_tenants(steps: int) -> Iterator[Comparison]:
         yield from _against("lora-8-tenants", name, eight_tenants(WORKLOADS[name], steps), LOOKAHEAD, GREEDY)
         many = eight_tenants(WORKLOADS[name], steps, MANY_PROMPTS)
         family = f"of {MANY_PROMPTS} prompts"
-        yield from _against("lora-8-tenants", f"{name}, {family}", many, LOOKAHEAD, family=family)
+        yield from _against("lora-8-tenants", f"{name}, {family}", many, LOOKAHEAD, GREEDY, family=family)
 
 
 Group = Callable[[int], Iterator[Comparison]]

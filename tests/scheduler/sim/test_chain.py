@@ -42,10 +42,12 @@ def at(own: Chain, part: int) -> Piece:
 
 
 def test_a_decode_lasts_until_the_next_band_begins() -> None:
-    tails = [Segment(kind, 1.0) for kind in (Kind.PREFILL, Kind.DECODE, Kind.TAIL, Kind.TAIL, Kind.TOOL)]
-    assert [part.below for part in parts_of(tails, 128)] == [0, 128, 32, 1, 0]
-    assert parts_of(tails[:2], 128)[1] == Part(Kind.DECODE, 1)
-    assert [part.below for part in parts_of([tails[0], tails[2], tails[2]], 128)] == [0, 32, 1]
+    kinds = (Kind.PREFILL, Kind.DECODE, Kind.TAIL, Kind.TAIL, Kind.TAIL, Kind.TOOL)
+    own = [Segment(kind, 1.0) for kind in kinds]
+    assert [part.below for part in parts_of(own, 128)] == [0, 128, 32, 8, 1, 0]
+    assert parts_of(own[:2], 128)[1] == Part(Kind.DECODE, 1)
+    # Workers whose batch never is as large leave the first tails out.
+    assert [part.below for part in parts_of([own[0], own[2], own[2]], 128)] == [0, 8, 1]
 
 
 def test_turns_follow_each_other_with_the_tool_between() -> None:

@@ -246,15 +246,13 @@ def test_streamed_work_is_the_same_work():
 
 
 def test_finished_groups_are_whole():
-    """32 sequences run at the end; of 10 groups of 4, the 8 longest are those. One long sample holds its
-    group.
-    """
+    """8 sequences run at the end; of 10 groups of 4 those of the 2 longest. One long sample holds its group."""
     groups = [(Sampled(10 * place, 1),) * 4 for place in range(1, 11)]
-    # The 32nd longest has 30 tokens: groups of 10, 20 and 30 are whole.
-    assert finished_share(groups, 1) == pytest.approx((10 + 20 + 30) / 550)
+    # The 8th longest has 90 tokens: groups of 10 to 90 are whole.
+    assert finished_share(groups, 1) == pytest.approx(450 / 550)
     held = [(Sampled(10, 1), Sampled(10, 1), Sampled(10, 1), Sampled(999, 1)), *groups[1:]]
     assert finished_share(held, 1) < finished_share(groups, 1)
-    assert finished_share(groups[:7], 1) == 0
+    assert finished_share(groups[:1], 1) == 0
 
 
 def test_training_noise_is_small_and_centred():

@@ -56,16 +56,17 @@ def test_layout_leaves_out_what_no_batch_can_reach():
         Part(0, Kind.PREFILL),
         Part(0, Kind.DECODE, 128),
         Part(0, Kind.TAIL, 32),
+        Part(0, Kind.TAIL, 8),
         Part(0, Kind.TAIL, 1),
     ]
     assert list(layout(gsm8k, H100, workers=2)) == everything
-    assert [p.below for p in layout(gsm8k, H100, workers=4)] == [0, 32, 1]
-    assert [p.below for p in layout(gsm8k, H100, workers=16)] == [0, 1]
+    assert [p.below for p in layout(gsm8k, H100, workers=4)] == [0, 32, 8, 1]
+    assert [p.below for p in layout(gsm8k, H100, workers=16)] == [0, 8, 1]
 
 
 def test_layout_of_turns_with_a_tool():
     kinds = [part.kind for part in layout(WORKLOADS["search128-qwen3-4b"], H100, workers=16)]
-    assert kinds == [Kind.PREFILL, Kind.TAIL, Kind.TOOL, Kind.PREFILL, Kind.TAIL]
+    assert kinds == [Kind.PREFILL, Kind.TAIL, Kind.TAIL, Kind.TOOL, Kind.PREFILL, Kind.TAIL, Kind.TAIL]
 
 
 @ALL
@@ -92,10 +93,13 @@ def test_outlook_is_near_what_happens_in_the_mean(workload):
 
 
 def test_outlook_cuts_decodes_where_the_batch_falls():
-    prefill, decode, tail, thin = outlook(WORKLOADS["gsm8k-qwen3-4b"], H100, 1, 4).rollout
-    assert (decode.batch, tail.batch, thin.batch) == (256, 127, 31)
+    prefill, decode, tail, thin, last = outlook(WORKLOADS["gsm8k-qwen3-4b"], H100, 1, 4).rollout
+    assert (decode.batch, tail.batch, thin.batch, last.batch) == (256, 127, 31, 7)
     a, b, c = cost("qwen3-4b").decode
-    assert decode.forward_seconds == pytest.approx(1.27e-3 * (a + 256 * b + 256 * 85 * c))
+    steps = decode.seconds / decode.forward_seconds
+    assert steps == pytest.approx(round(steps))
+    least, most = (1.27e-3 * (a + n * b + n * (85 + grown) * c) for n, grown in ((128, 0), (256, steps)))
+    assert least < decode.forward_seconds < most
     assert 0 < thin.bandwidth < tail.bandwidth
     assert thin.floor_seconds == pytest.approx(1.27 * 3.74e-3)
     assert prefill.tokens == 256 * 85
