@@ -13,6 +13,7 @@ from scheduler.core.state import (
     OFF_DEVICE,
     Admit,
     DeviceState,
+    Merge,
     Node,
     NodeState,
     Plan,
@@ -168,10 +169,16 @@ def _lacks_memory(snapshot: Snapshot, node: Node) -> bool:
 
 
 def _served(before: Snapshot, plan: Plan, policy: Policy) -> tuple[Board, Plan]:
-    """The world when tasks are put in line, and what is left of the plan: admissions and merges are over."""
+    """The world when tasks are put in line for the last time, and what is left of the plan: after a merge all
+    are asked again.
+    """
     board = Board.of(before, policy.shares)
+    merged = max((i for i, action in enumerate(plan.actions) if isinstance(action, Merge)), default=-1)
     for position, action in enumerate(plan.actions):
-        if isinstance(action, Wait | Resize) or (isinstance(action, Start) and action.device is not None):
+        starts = isinstance(action, Wait | Resize) or (
+            isinstance(action, Start) and action.device is not None
+        )
+        if starts and position > merged:
             return board, Plan(plan.actions[position:])
         board.apply(action)
     return board, Plan()
