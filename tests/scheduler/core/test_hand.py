@@ -112,7 +112,7 @@ SOFT = Interference(
 
 
 def test_to_wait_for_a_tool_call_beats_to_start_at_once():
-    """Side by side two prefills end at 16, both tools at 26, and then both updates need the device: 36 and 46.
+    """Side by side two prefills end at 16, both tools at 26, and then both updates need the device: 36, 46.
     Who waits 10 s for the other's tool call ends at 40, the other at 30.
     """
     outlook = steps(prefill(10), tool(10), update(10))
