@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import takewhile
 
 from scheduler.core.interference import Interference
 from scheduler.core.mix import Memo
@@ -25,6 +26,7 @@ from scheduler.core.state import (
     Device,
     DeviceState,
     Evict,
+    Kind,
     Merge,
     Node,
     NodeState,
@@ -35,6 +37,7 @@ from scheduler.core.state import (
     Rehome,
     Resident,
     Resize,
+    Segment,
     Snapshot,
     Start,
     Tenant,
@@ -294,8 +297,9 @@ class Board:
             raise ValueError(f"yield: {action.node} of pipeline {action.pipeline} does not run on a device")
         self._settle((node.device,))
         node = self.nodes[action.pipeline][action.node]
+        node = replace(node, left=self.left_now(node), since=self.now, share=0.0, yielded=True)
         self._remove((action.pipeline, action.node))
-        self._put(replace(node, state=NodeState.READY, device=None, share=0.0, since=self.now, yielded=True))
+        self._put(replace(node, state=NodeState.READY, device=None))
 
     def _merge(self, action: Merge) -> None:
         target = self._node(action.pipeline, action.target, "merge")
@@ -305,9 +309,8 @@ class Board:
             raise ValueError(f"merge: not all of {action.sources} and {action.target} run")
         self._settle(devices)
         own = self.nodes[action.pipeline]
-        merged = merge(
-            own[action.target], [own[id] for id in action.sources], self.pipelines[action.pipeline].outlook
-        )
+        settled = [replace(own[id], left=self.left_now(own[id])) for id in (action.target, *action.sources)]
+        merged = merge(settled[0], settled[1:], self.pipelines[action.pipeline].outlook)
         for id in action.sources:
             self._remove((action.pipeline, id))
         self._put(merged)
@@ -394,14 +397,16 @@ class Board:
         """Solo seconds that are left of it at this moment."""
         if node.state is not NodeState.RUNNING or node.segment is None:
             return node.left or (node.segment.seconds if node.segment else 0.0)
-        speed = self.speed.get((node.pipeline, node.id), 1.0)
-        return max(node.left - (self.now - node.since) * speed, OVERDUE * node.segment.seconds)
+        return self._predicted(node) or OVERDUE * node.segment.seconds
 
     def overran(self, node: Node) -> bool:
         """Whether it should be over by what was predicted of it."""
+        return self._predicted(node) == 0
+
+    def _predicted(self, node: Node) -> float:
+        """What is left of a running sub-stage by what was predicted of it; 0 once it should be over."""
         speed = self.speed.get((node.pipeline, node.id), 1.0)
-        least = OVERDUE * (node.segment.seconds if node.segment else 0.0)
-        return node.left - (self.now - node.since) * speed <= least
+        return max(0.0, node.left - (self.now - node.since) * speed)
 
     def _affected(self, devices: Iterable[str]) -> dict[Key, None]:
         keys: dict[Key, None] = {}
@@ -421,7 +426,7 @@ class Board:
             if not pipeline.holds:  # who holds whole devices is charged for that when the step is over
                 part = node.share / self._sharing(node)
                 self._serve(pipeline.tenant, (self.now - node.since) * part)
-            self._put(replace(node, left=self.left_now(node), since=self.now))
+            self._put(replace(node, left=self._predicted(node), since=self.now))
 
     def _sharing(self, node: Node) -> int:
         """How many sub-stages are in the node's slot."""
@@ -451,25 +456,26 @@ class Board:
 
 
 def merge(target: Node, sources: list[Node], outlook: Outlook) -> Node:
-    """The target once it has the sources' sequences: they prefill first, then all decode in one batch."""
+    """The target once it has the sources' sequences: they prefill first, then all decode in one batch.
+
+    A tail's sequences go on in the parts that follow, so the whole tails are joined; what the target's own
+    following parts will take is not left of this one.
+    """
     if target.segment is None:
         raise ValueError(f"merge: nothing is predicted of {target.id}")
-    forward, left, batch, tokens = (
-        target.segment.forward_seconds,
-        target.left,
-        target.segment.batch,
-        target.tokens,
-    )
-    bandwidth = target.segment.bandwidth
-    moved = 0
+    following = _tail_after(outlook, target.part)
+    seconds, forward = _whole_tail(target, following)
+    batch, moved, bandwidth = target.segment.batch, 0, target.segment.bandwidth
     for source in sources:
         if source.segment is None:
             raise ValueError(f"merge: nothing is predicted of {source.id}")
         other = source.segment
-        together = forward + max(0.0, other.forward_seconds - other.floor_seconds)
-        left = joined_seconds(left, forward, source.left, other.forward_seconds, together)
+        own, own_forward = _whole_tail(source, _tail_after(outlook, source.part))
+        together = forward + max(0.0, own_forward - other.floor_seconds)
+        seconds = joined_seconds(seconds, forward, own, own_forward, together)
         forward, batch, moved = together, batch + other.batch, moved + source.tokens
         bandwidth = min(1.0, bandwidth + other.bandwidth / 2)
+    left = max(target.left, seconds - sum(s.seconds for s in following))
     left += moved * prefill_seconds_per_token(outlook)
     segment = replace(
         target.segment,
@@ -478,7 +484,21 @@ def merge(target: Node, sources: list[Node], outlook: Outlook) -> Node:
         forward_seconds=forward,
         bandwidth=bandwidth,
     )
-    return replace(target, segment=segment, left=left, tokens=tokens + moved)
+    return replace(target, segment=segment, left=left, tokens=target.tokens + moved)
+
+
+def _tail_after(outlook: Outlook, part: int) -> list[Segment]:
+    """The parts of the same turn that follow a tail."""
+    return list(takewhile(lambda segment: segment.kind is Kind.TAIL, outlook.rollout[part + 1 :]))
+
+
+def _whole_tail(node: Node, following: list[Segment]) -> tuple[float, float]:
+    """Seconds to the end of the node's tail, and a forward of it in the mean."""
+    forward = node.segment.forward_seconds if node.segment else 0.0
+    parts = [(node.left, forward), *((s.seconds, s.forward_seconds) for s in following)]
+    seconds = sum(part for part, _ in parts)
+    steps = sum(part / forward for part, forward in parts if forward > 0)
+    return seconds, seconds / steps if steps > 0 else forward
 
 
 def joined_seconds(

@@ -15,6 +15,9 @@ from scheduler.core.state import Pipeline, Policy, QueuedJob, Snapshot
 
 Load = QueuedJob | Pipeline
 
+#: Demands are sums of fractions.
+ROUNDING = 1e-9
+
 
 class Crowd:
     """Demands and caps on each device."""
@@ -36,7 +39,8 @@ class Crowd:
         if not self._here[device]:
             return 0.0
         here = [*self._here[device].values(), (load, worker)]
-        return self._sum(here) - min(one.latency_cap for one, _ in here)
+        over = self._sum(here) - min(one.latency_cap for one, _ in here)
+        return over if over > ROUNDING else 0.0
 
     def _sum(self, here: list[tuple[Load, int]]) -> float:
         total = 0.0

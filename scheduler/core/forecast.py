@@ -34,7 +34,7 @@ from scheduler.core.state import (
 
 #: Bounds on the work of one forecast: pipelines looked at, and ends of sub-stages.
 MAX_PIPELINES = 6
-MAX_EVENTS = 16
+MAX_EVENTS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,17 +162,16 @@ class Forecast:
     # ------------------------------------------------------------ run
 
     def run(self, horizon: float) -> float:
-        """Solo seconds of work done until the horizon, by all."""
+        """Solo seconds of work done until the horizon, by all. Where the ends of sub-stages that are looked at
+        do not reach it, the rest goes on at the mean speed so far.
+        """
         now = work = 0.0
         acts = self._acts
-        for event in range(MAX_EVENTS):
+        for _ in range(MAX_EVENTS):
             pace = self._dispatch(acts)
             if not pace:
-                break
-            last = event == MAX_EVENTS - 1
-            step = horizon - now
-            if not last:
-                step = min(step, min(act.left / speed for act, speed in pace))
+                return work
+            step = min(horizon - now, min(act.left / speed for act, speed in pace))
             now += step
             ended = []
             for act, speed in pace:
@@ -181,14 +180,14 @@ class Forecast:
                 if act.left <= 1e-9:
                     ended.append(act)
             if now >= horizon:
-                break
+                return work
             for act in ended:
                 acts.remove(act)
                 for other in acts:
                     if other.held and set(other.places) & set(act.places):
                         other.held = False
                 acts += self._follow(act)
-        return work
+        return work * horizon / now if now > 0 else work
 
     def _weight(self, act: Act) -> float:
         """Of a place's rollouts: their part of the pipeline."""

@@ -60,9 +60,11 @@ class Interference:
     beside: Mapping[tuple[Character, Character], float]
     saturation: int
     source: str
-    _splits: dict[int, tuple[tuple[float, ...], ...]] = field(default_factory=dict, repr=False, compare=False)
+    _splits: dict[int, tuple[tuple[float, ...], ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     _best: dict[tuple[object, ...], tuple[tuple[float, ...], tuple[float, ...]]] = field(
-        default_factory=dict, repr=False, compare=False
+        default_factory=dict, init=False, repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
@@ -101,7 +103,9 @@ class Interference:
         return tuple(slowdowns)
 
     def splits(self, parts: int) -> tuple[tuple[float, ...], ...]:
-        """The ways to divide a device between so many, from the discrete shares: each sums to 1."""
+        """The ways to divide a device between so many, from the discrete shares: each sums to 1. Where the
+        shares allow none, equal parts.
+        """
         if parts not in self._splits:
             steps = (*self.shares[:-1], *(1 - share for share in self.shares[:-1]))
             rounded = sorted({round(share, 6) for share in steps if share > 0})
@@ -110,7 +114,7 @@ class Interference:
                 if parts > 1
                 else [(1.0,)]
             )
-            self._splits[parts] = tuple(found)
+            self._splits[parts] = tuple(found) or ((1.0 / parts,) * parts,)
         return self._splits[parts]
 
     def best(

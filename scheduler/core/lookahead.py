@@ -22,7 +22,7 @@ HORIZON_STEPS = 1.25
 FAVOUR = 2.0
 #: What merging or waiting must gain at least, as a part of the work done: what it costs is sure, what it
 #: brings hangs on predictions.
-MARGIN = 0.08
+MARGIN = 0.05
 #: The most forecasts that one choice or one merger takes, and that all of one decision take: beyond them it
 #: decides as ``greedy`` does, so that a decision that touches many takes bounded time.
 PER_CHOICE, PER_MERGER, PER_DECISION = 4, 3, 8

@@ -28,24 +28,28 @@ Key = tuple[int, str]
 
 
 def broken(before: Snapshot, after: Snapshot, plan: Plan, policy: Policy) -> list[str]:
-    """Steps of synchronous pipelines that miss their cap by a start or a resize, and would not without.
-
-    Where a batch was merged its neighbours are left out: what it asks of the device is another than before.
+    """Steps of synchronous pipelines that miss their cap by a start, a resize or a merge, and would not
+    without. A merged batch is held against the last of the tails that it was.
     """
     if not policy.capped:
         return []
-    merged = {(a.pipeline, id) for a in plan.actions if isinstance(a, Merge) for id in (a.target, *a.sources)}
-    where = {node.device for node in computing(before) if (node.pipeline, node.id) in merged}
     then, now = projected(after, policy), projected(before, policy)
+    tails_of: dict[Key, list[Key]] = {}
+    for merge in (action for action in plan.actions if isinstance(action, Merge)):
+        tails_of[merge.pipeline, merge.target] = [
+            (merge.pipeline, id) for id in (merge.target, *merge.sources)
+        ]
     wrong = []
-    for key in sorted(then.keys() & now.keys()):
-        on, newcomers = _company(after, key, plan)
+    for key in sorted(then):
+        tails = tails_of.get(key, [key])
+        if not now.keys() >= set(tails):  # started in this plan
+            continue
+        earlier = max(now[tail] for tail in tails)
         cap = pipeline_of(after, key[0]).latency_cap * pipeline_of(after, key[0]).outlook.seconds
-        patience = LATER ** (1 + newcomers)
-        late = then[key] > cap + ROUNDING and then[key] > patience * now[key] + ROUNDING
-        if late and not on & where:
+        patience = LATER ** (1 + _newcomers(before, after, key, tails, plan))
+        if then[key] > cap + ROUNDING and then[key] > patience * earlier + ROUNDING:
             wrong.append(
-                f"pipeline {key[0]}: {then[key]:.2f} s instead of {now[key]:.2f}, the cap is {cap:.2f}"
+                f"pipeline {key[0]}: {then[key]:.2f} s instead of {earlier:.2f}, the cap is {cap:.2f}"
             )
     return wrong
 
@@ -58,7 +62,7 @@ def projected(snapshot: Snapshot, policy: Policy) -> dict[Key, float]:
     found = {}
     for node in computing(snapshot):
         pipeline, key = pipeline_of(snapshot, node.pipeline), (node.pipeline, node.id)
-        if key in pace and pipeline.outlook.seconds and not _lags(pipeline):
+        if key in pace and pipeline.outlook.seconds and not lags(pipeline):
             ahead = left_of(snapshot, node, pace) / pace[key] + rest_of(pipeline, node)
             found[key] = snapshot.now - pipeline.step_began + ahead
     return found
@@ -91,7 +95,7 @@ def left_of(snapshot: Snapshot, node: Node, pace: dict[Key, float]) -> float:
     if node.state is not NodeState.RUNNING or node.segment is None:
         return node.left or (node.segment.seconds if node.segment else 0.0)
     done = (snapshot.now - node.since) * pace.get((node.pipeline, node.id), 1.0)
-    return max(node.left - done, OVERDUE * node.segment.seconds)
+    return node.left - done if node.left > done else OVERDUE * node.segment.seconds
 
 
 def rest_of(pipeline: Pipeline, node: Node) -> float:
@@ -101,7 +105,7 @@ def rest_of(pipeline: Pipeline, node: Node) -> float:
     return sum(segment.seconds for segment in after)
 
 
-def _lags(pipeline: Pipeline) -> bool:
+def lags(pipeline: Pipeline) -> bool:
     """Whether its rollouts may be ahead of the update: then no single step has a length of its own."""
     shape = pipeline.shape
     if shape is None or shape.mode is Mode.SYNC:
@@ -109,9 +113,15 @@ def _lags(pipeline: Pipeline) -> bool:
     return shape.mode is Mode.ONE_STEP_OFF or shape.max_staleness > 0
 
 
-def _company(after: Snapshot, key: Key, plan: Plan) -> tuple[set[str | None], int]:
-    """Where the node, or its gang, computes, and how many were started there."""
+def _newcomers(before: Snapshot, after: Snapshot, key: Key, tails: list[Key], plan: Plan) -> int:
+    """How many were started, or had others' sequences moved to them, where the node, or its gang, or what it
+    was merged of, computes.
+    """
     own = next(n for n in after.nodes if (n.pipeline, n.id) == key)
     mates = [n for n in after.nodes if own.gang and (n.pipeline, n.gang) == (own.pipeline, own.gang)]
     on = {n.device for n in (own, *mates)}
-    return on, sum(isinstance(a, Start) and a.device is not None and a.device in on for a in plan.actions)
+    on |= {n.device for n in before.nodes if (n.pipeline, n.id) in tails and n.device is not None}
+    where = {(n.pipeline, n.id): n.device for n in after.nodes}
+    starts = [a.device for a in plan.actions if isinstance(a, Start) and a.device is not None]
+    merged = [where.get((a.pipeline, a.target)) for a in plan.actions if isinstance(a, Merge)]
+    return sum(name in on for name in (*starts, *merged))

@@ -97,7 +97,19 @@ def test_a_prediction_that_ran_out_leaves_a_part_of_the_whole():
     board.tick(100.0)
     assert board.left_now(board.nodes[1][name]) == pytest.approx(12 * OVERDUE)
     board.apply(Resize(name, 1, 0.5, "test"))
-    assert board.nodes[1][name].left == pytest.approx(12 * OVERDUE)
+    assert board.nodes[1][name].left == 0  # nothing is left of the prediction, so it stays so
+    assert board.overran(board.nodes[1][name])
+    assert board.left_now(board.nodes[1][name]) == pytest.approx(12 * OVERDUE)
+
+
+def test_what_is_left_counts_down_to_the_end_of_the_prediction():
+    one = pipeline(1, "d1", outlook=TRAIN)
+    board = board_of(one)
+    name = start(board, one, 1)
+    board.tick(11.0)
+    board.apply(Resize(name, 1, 0.5, "test"))
+    assert board.nodes[1][name].left == pytest.approx(1.0)
+    assert not board.overran(board.nodes[1][name])
 
 
 def test_a_revised_prediction_counts_from_now():
@@ -169,9 +181,11 @@ def merged(tokens: int, prefill: float) -> tuple[float, int, float]:
 
 
 def test_a_merged_batch_decodes_together_until_the_shorter_ends():
-    # The target has 10 / 0.02 = 500 forwards to go, the source 5 / 0.04 = 125. Together a forward takes
-    # 0.02 + (0.04 - 0.02) = 0.04 s: 125 of them are 5 s; then 375 alone at 0.02 are 7.5 s.
-    assert merged(tokens=0, prefill=1.0) == (pytest.approx(12.5), 60, pytest.approx(0.04))
+    # The target's tail has 10 / 0.02 = 500 forwards in this part and 5 / 0.04 = 125 in the next: 625 of
+    # 0.024 s in the mean. The source's has 125 of 0.04 s, half of which is the floor. Together a forward takes
+    # 0.024 + (0.04 - 0.02) = 0.044 s: 125 of them are 5.5 s, then 500 alone 12 s. 5 of the 17.5 s are the
+    # target's next part.
+    assert merged(tokens=0, prefill=1.0) == (pytest.approx(12.5), 60, pytest.approx(0.044))
 
 
 def test_a_merged_batch_prefills_what_came():
