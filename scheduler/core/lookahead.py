@@ -25,7 +25,7 @@ FAVOUR = 2.0
 MARGIN = 0.05
 #: The most forecasts that one choice or one merger takes, and that all of one decision take: beyond them it
 #: decides as ``greedy`` does, so that a decision that touches many takes bounded time.
-PER_CHOICE, PER_MERGER, PER_DECISION = 4, 3, 8
+PER_CHOICE, PER_MERGER, PER_DECISION = 4, 3, 7
 #: Parts of a chain that go on at once: a rollout that runs is not halted for a better partner.
 CONTINUING = frozenset({Kind.DECODE, Kind.TAIL})
 
