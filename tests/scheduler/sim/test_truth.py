@@ -246,7 +246,7 @@ def test_streamed_work_is_the_same_work():
 
 
 def test_finished_groups_are_whole():
-    """8 sequences run at the end; of 10 groups of 4 those of the 2 longest. One long sample holds its group."""
+    """8 sequences run at the end, here those of the 2 longest groups. One long sample holds its group."""
     groups = [(Sampled(10 * place, 1),) * 4 for place in range(1, 11)]
     # The 8th longest has 90 tokens: groups of 10 to 90 are whole.
     assert finished_share(groups, 1) == pytest.approx(450 / 550)
