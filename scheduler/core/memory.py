@@ -10,9 +10,19 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from scheduler.core.state import Kind, Node, Pipeline, QueuedJob, Resident, Snapshot
+from scheduler.core.state import (
+    OFF_DEVICE,
+    ROLLOUT,
+    Kind,
+    Node,
+    NodeState,
+    Pipeline,
+    QueuedJob,
+    Resident,
+    Snapshot,
+)
 
 Load = QueuedJob | Pipeline
 
@@ -35,6 +45,18 @@ def overflow_bytes(node: Node, pipeline: Pipeline) -> int:
     return max(0, tokens_at_end(node) - pipeline.kv_tokens) * pipeline.kv_bytes
 
 
+def has_begun(node: Node, pipeline: Pipeline) -> bool:
+    """Whether the node's chain, its worker's rollouts or the training, has begun: what it needs of memory it
+    holds from part to part.
+    """
+    if node.state is NodeState.RUNNING:
+        return True
+    if node.kind in ROLLOUT or node.kind is Kind.TOOL:
+        return node.part > 0
+    train = pipeline.outlook.train
+    return node.part > next((i for i, segment in enumerate(train) if segment.kind not in OFF_DEVICE), 0)
+
+
 class Memory:
     """What is left on each device. ``limit`` bounds the pipelines at home on one device."""
 
@@ -54,6 +76,9 @@ class Memory:
                 if name in self.left:
                     self.add(name, pipeline)
         pipelines = {pipeline.id: pipeline for pipeline in snapshot.pipelines}
+        for name, used in _trained_at_once(snapshot, pipelines).items():
+            if name in self.left:
+                self.left[name] -= max(0, used - max(self._peaks[name]))
         for node in snapshot.nodes:
             if node.kind is Kind.TAIL and node.device in self.left and node.pipeline in pipelines:
                 self.left[node.device] -= overflow_bytes(node, pipelines[node.pipeline])
@@ -103,6 +128,27 @@ class Memory:
             surplus -= resident.bytes
             evicted.append(self._residents[device].pop(resident.weights_key))
         return evicted
+
+
+def _trained_at_once(snapshot: Snapshot, pipelines: Mapping[int, Pipeline]) -> dict[str, int]:
+    """On each device: what those need, and only then, whose training has begun there and is not over."""
+    begun: dict[str, dict[int, set[bool]]] = {}
+    for node in snapshot.nodes:
+        pipeline = pipelines.get(node.pipeline)
+        if pipeline is not None and 0 <= node.worker < len(pipeline.home) and has_begun(node, pipeline):
+            here = begun.setdefault(pipeline.home[node.worker], {}).setdefault(pipeline.id, set())
+            if node.kind in ROLLOUT or node.kind is Kind.TOOL:
+                here.add(True)
+            elif node.kind not in OFF_DEVICE:
+                here.add(False)
+    return {
+        name: sum(
+            pipelines[id].peak_bytes + pipelines[id].overlap_bytes * (True in chains)
+            for id, chains in here.items()
+            if False in chains
+        )
+        for name, here in begun.items()
+    }
 
 
 class Shelves:

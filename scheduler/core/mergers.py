@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from scheduler.core.board import Board, Key, merge
 from scheduler.core.memory import tokens_at_end
-from scheduler.core.seats import free_bytes
+from scheduler.core.rates import speeds
+from scheduler.core.seats import free_bytes, made_late, projected, table_of
 from scheduler.core.state import ROLLOUT, Kind, Merge, Node, NodeState
 
 
@@ -62,6 +63,34 @@ def pays(board: Board, merger: Merger) -> bool:
     return others and freed > max(0.0, longer) * (len(targets) + len(sources))
 
 
+def keeps_caps(board: Board, merger: Merger) -> bool:
+    """Whether neither the pipeline nor who computes beside its targets would miss a latency cap by it."""
+    tails = [node for target, sources in merger.moves for node in (target, *sources)]
+    alone = max(projected(board, node, board.speed.get((node.pipeline, node.id), 1.0)) for node in tails)
+    for key, merged in merger.after:
+        table = table_of(board, merged.device or "") if merged is not None else None
+        if merged is None or merged.segment is None or table is None:
+            continue
+        here = [
+            replace(one, segment=merged.segment) if one.key == key else one
+            for one in board.on(merged.device or "")
+        ]
+        paces = speeds(here, table)
+        for other in board.running[merged.device or ""]:
+            pace = paces.get(other)
+            if pace is None:
+                continue
+            pipeline, node = board.pipelines[other[0]], board.nodes[other[0]][other[1]]
+            if other == key:
+                then, now = projected(board, merged, pace), alone
+            else:
+                then = projected(board, node, min(pace, board.with_gang(other, pace)))
+                now = projected(board, node, board.speed.get(other, 1.0))
+            if made_late(pipeline, then, now):
+                return False
+    return True
+
+
 def _in_company(board: Board, node: Node) -> bool:
     """Whether others decode in the same batch."""
     own = board.slot(node)
@@ -76,6 +105,8 @@ def _tails(board: Board, pipeline: int) -> list[Node]:
     if any(node.kind is not Kind.TAIL or node.state is not NodeState.RUNNING for node in rollouts):
         return []
     if any(node.kind is Kind.TOOL for node in board.nodes[pipeline].values()):
+        return []
+    if any(table_of(board, node.device or "") is None for node in rollouts):
         return []
     if len({node.step for node in rollouts}) != 1 or any(map(board.overran, rollouts)):
         return []

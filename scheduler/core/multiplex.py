@@ -1,6 +1,6 @@
 """The passes of the policies that let several pipelines compute on a device.
 
-    admit ─► homes ─► hosts ─► merge ─► start ─► stretch
+    admit ─► homes ─► hosts ─► start ─► merge ─► start (again, after a merge) ─► stretch
 
 Each looks only at what was touched since the last decision, applies its actions to the board, and leaves a
 reason with every action and every refusal.
@@ -8,11 +8,12 @@ reason with every action and every refusal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from scheduler.core.admit import admit
-from scheduler.core.board import Board
+from scheduler.core.board import Board, Key
 from scheduler.core.draft import Draft
+from scheduler.core.homes import homes, leaving
 from scheduler.core.lookahead import (
     PER_CHOICE,
     PER_DECISION,
@@ -21,9 +22,9 @@ from scheduler.core.lookahead import (
     until,
     worth_merging,
 )
-from scheduler.core.mergers import mergers, pays
+from scheduler.core.mergers import keeps_caps, mergers, pays
 from scheduler.core.rates import Slot, divided, total_speed, worth_starting
-from scheduler.core.seats import NoSeat, Seat, rolls_out_now, seat, slots_on, stretched
+from scheduler.core.seats import NoSeat, Seat, rolls_out_now, seat, slots_on, stretched, table_of
 from scheduler.core.state import (
     OFF_DEVICE,
     ROLLOUT,
@@ -57,12 +58,19 @@ class Multiplex:
         self._favour: dict[str, Mapping[int, float]] = {}
         #: The first in line for each device, of gangs and those overdue: what starts there leaves it room.
         self._reserved: dict[str, Node] = {}
-        self._served: set[tuple[int, str]] = set()
+        self._served: set[Key] = set()
+        #: Who made room: to start again what just stopped would only have been a smaller share.
+        self._yielded: set[Key] = set()
+        #: Pipelines that cannot begin their next step where they live.
+        self._unhoused: dict[int, Refusal] = {}
+        #: Whether each pipeline that was served had waited on purpose before this decision.
+        self._waited: dict[int, bool] = {}
         self._forecasts_left = PER_DECISION
 
     def decide(self) -> Plan:
         if self._board.admission:
             self._admit()
+        self._homes()
         self._hosts()
         self._start_offered()
         if self._policy.merge and self._merge():
@@ -87,6 +95,15 @@ class Multiplex:
             self._do(action)
         self._refusals += draft.refusals
 
+    def _homes(self) -> None:
+        pipelines = leaving(self._board)
+        if not pipelines:
+            return
+        draft = homes(Draft(self._board.snapshot(), self._policy), pipelines)
+        for action in draft.actions:
+            self._do(action)
+        self._unhoused = {r.pipeline: r for r in draft.refusals if r.pipeline is not None}
+
     def _hosts(self) -> None:
         """What needs no device starts at once."""
         for id in self._board.offering:
@@ -99,7 +116,7 @@ class Multiplex:
         return self._forecasts_left >= 0
 
     def _start_offered(self) -> None:
-        while tasks := [task for task in offered(self._board) if task.key not in self._served]:
+        while tasks := offered(self._board, self._served | self._yielded):
             for task in tasks:  # a start touches devices: who lives there is asked in the next round
                 self._served.add(task.key)
                 self._serve(task)
@@ -118,9 +135,10 @@ class Multiplex:
         board, policy = self._board, self._policy
         ids = dict.fromkeys(id for name in sorted(board.touched) for id in board.at_home[name])
         for id in ids:
-            if not any(len(board.at_home[name]) > 1 for name in board.pipelines[id].home):
+            home = board.pipelines[id].home
+            if not any(len(board.at_home[name]) > 1 for name in home) or not self._known(home):
                 continue
-            options = list(mergers(board, id))
+            options = [o for o in mergers(board, id) if not policy.capped or keeps_caps(board, o)]
             if not options:
                 continue
             if policy.lookahead:
@@ -140,16 +158,24 @@ class Multiplex:
     def _serve(self, task: Task) -> None:
         """Start the task, or say why it waits."""
         board, policy = self._board, self._policy
-        waited = board.waits.pop(task.pipeline, None) is not None
+        if (refusal := self._unhoused.get(task.pipeline)) is not None:
+            self._refusals.append(refusal)
+            return
+        if self._still_waits(task):
+            self._reserve(task)
+            return
+        waited = self._has_waited(task.pipeline)
         seats = self._seats(task, {})
-        if task.whole and self._make_room(task, seats):
+        made_room = task.whole and self._make_room(task, seats)
+        if made_room:
             seats = self._seats(task, {})
         if task.whole and not all(isinstance(found, Seat) for found in seats):
             self._refuse(task, seats)
             return
         beside = any(isinstance(found, Seat) and found.beside for found in seats)
-        if policy.lookahead and beside and self._afford(PER_CHOICE):
-            question = choose(board, policy, task, may_wait=policy.wait and not waited)
+        if policy.lookahead and beside and self._known(task.devices) and self._afford(PER_CHOICE):
+            may_wait = policy.wait and not made_room and not waited
+            question = choose(board, policy, task, may_wait)
             if question.holds_back is not None:
                 self._hold_back(task)
                 return
@@ -166,11 +192,32 @@ class Multiplex:
         if not any(isinstance(found, Seat) for found in seats):
             self._refuse(task, seats)
 
+    def _still_waits(self, task: Task) -> bool:
+        """Whether it waits on purpose and nothing happened where it lives: it is asked only because others
+        want its devices.
+        """
+        board = self._board
+        if board.waits.get(task.pipeline, board.now) <= board.now:
+            return False
+        return task.pipeline not in board.offering and board.touched.isdisjoint(
+            board.pipelines[task.pipeline].home
+        )
+
+    def _has_waited(self, pipeline: int) -> bool:
+        """Whether it waited before this decision; a wait that this decision chose is left alone."""
+        if pipeline not in self._waited:
+            self._waited[pipeline] = self._board.waits.pop(pipeline, None) is not None
+        return self._waited[pipeline]
+
+    def _known(self, devices: tuple[str, ...]) -> bool:
+        """Whether it is known how sub-stages slow each other down there: forecasts ask that."""
+        return all(table_of(self._board, name) is not None for name in devices)
+
     def _make_room(self, task: Task, seats: list[Seat | NoSeat]) -> bool:
         """Let training yield that nobody waits for: its step's last sequences still roll out.
 
-        Only if that is all that keeps the task from starting, only for a task that others wait for, and once
-        for each sub-stage, so that two can never put each other off for ever.
+        Only if the task starts then, only for a task that others wait for, and once for each sub-stage, so
+        that two can never put each other off for ever.
         """
         board = self._board
         if not board.pipelines[task.pipeline].outlook.seconds or in_no_hurry(board, task.nodes[0]):
@@ -188,18 +235,23 @@ class Multiplex:
             if not all(in_no_hurry(board, node) for node in here):
                 return False
             gangs |= {key: None for node in here for key in board.gang((node.pipeline, node.id))}
+        if not gangs or any(isinstance(found, NoSeat) for found in self._seats(task, {}, gangs.keys())):
+            return False
+        self._yielded |= gangs.keys()
         for pipeline, id in gangs:
             board.touched.update(board.devices_of(board.nodes[pipeline][id]))
             self._do(Yield(id, pipeline, "its step still rolls out, another job's waits for the device"))
-        return bool(gangs)
+        return True
 
-    def _seats(self, task: Task, favour: Mapping[int, float]) -> list[Seat | NoSeat]:
+    def _seats(
+        self, task: Task, favour: Mapping[int, float], without: Set[Key] = frozenset()
+    ) -> list[Seat | NoSeat]:
         found: list[Seat | NoSeat] = []
         for node, device in zip(task.nodes, task.devices, strict=True):
             if device in self._reserved and not self._leaves_room(node, device):
                 found.append(NoSeat(RefusalCode.TURN, "another job is first in line for its device"))
             else:
-                found.append(seat(self._board, self._policy, node, device, favour))
+                found.append(seat(self._board, self._policy, node, device, favour, without))
         return found
 
     def _leaves_room(self, node: Node, device: str) -> bool:
@@ -267,6 +319,9 @@ def gains(board: Board, policy: Policy, device: str, one: Node, other: Node) -> 
     """Whether ``other`` could still start beside ``one``, or would not wait long for it."""
     if one.segment is None or other.segment is None:
         return False
+    table = table_of(board, device)
+    if table is None:
+        return False
     groups = [[one.segment], [other.segment]]
-    _, slows = divided(groups, (1.0, 1.0), board.tables[board.devices[device].type], policy.shares)
+    _, slows = divided(groups, (1.0, 1.0), table, policy.shares)
     return worth_starting(1.0, total_speed(groups, slows), board.left_now(one), board.left_now(other))

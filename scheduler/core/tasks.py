@@ -12,6 +12,7 @@ best for a single job's graph, would keep alike ones side by side, all training 
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 from scheduler.core.board import Board
@@ -33,12 +34,20 @@ class Task:
         return self.pipeline, self.nodes[0].id
 
 
-def offered(board: Board) -> list[Task]:
-    """Tasks of pipelines at home on a touched device, in the order in which they are served."""
+def offered(board: Board, served: Set[tuple[int, str]] = frozenset()) -> list[Task]:
+    """Tasks in the order in which they are served, without those ``served``: of pipelines at home on a
+    touched device, and those that want a device which one of these wants, since they may be first in line.
+    """
     ids: dict[int, None] = dict(board.offering)
     for name in board.touched:
         ids |= board.at_home.get(name, {})
     tasks = [task for id in ids if id in board.pipelines for task in _of_pipeline(board, id)]
+    tasks = [task for task in tasks if task.key not in served]
+    wanted = {name for task in tasks for name in task.devices} - board.touched
+    rivals = {id for name in wanted for id in board.at_home[name] if id not in ids}
+    for task in (task for id in rivals for task in _of_pipeline(board, id)):
+        if task.key not in served and not wanted.isdisjoint(task.devices):
+            tasks.append(task)
     turns = _longest_turns(board)
     return sorted(tasks, key=lambda task: _rank(board, task, turns[board.pipelines[task.pipeline].tenant]))
 

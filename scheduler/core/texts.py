@@ -40,6 +40,11 @@ def not_ready(devices: int, ready: int) -> str:
     return f"needs {count(devices, 'device')}, only {ready} that can hold it {are} ready"
 
 
+def no_new_home(need: int, found: int) -> str:
+    with_memory = "none that is ready has" if found == 0 else f"only {found} that are ready have"
+    return f"needs {count(need, 'other device')} for its next step, {with_memory} memory for it"
+
+
 def over_quota(devices: int, limit: int, used: int, ahead: int) -> str:
     if devices > limit:
         return f"needs {count(devices, 'device')}, your organization's limit is {limit}"

@@ -61,7 +61,8 @@ def check_decision(snapshot: Snapshot, plan: Plan, policy: Policy) -> list[str]:
     after, wrong = _replay(before, plan, policy)
     if after is None or policy.name == "exclusive":
         return wrong
-    return wrong + sharing.idle(after, plan, policy) + caps.broken(before, after, plan, policy)
+    wrong += sharing.restarted(plan) + sharing.idle(after, plan, policy)
+    return wrong + caps.broken(before, after, plan, policy)
 
 
 def _replay(before: Snapshot, plan: Plan, policy: Policy) -> tuple[Snapshot | None, list[str]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 from scheduler.core.draft import wanting_turn
-from scheduler.core.invariants.caps import left_of, rest_of, speeds_of
+from scheduler.core.invariants.caps import lags, left_of, rest_of, speeds_of
 from scheduler.core.invariants.computing import ROUNDING, computing
 from scheduler.core.state import (
     OFF_DEVICE,
+    ROLLOUT,
     Action,
     Admit,
     DeviceState,
@@ -168,9 +169,18 @@ def _start(snapshot: Snapshot, action: Start, policy: Policy) -> list[str]:
         wrong.append("its worker does not hold the device" if where is pipeline.holds else "not its home")
     if action.device in {d.name for d in snapshot.devices if d.state is DeviceState.LOST}:
         wrong.append("the device is lost")
+    drained = action.device in {d.name for d in snapshot.devices if d.state is DeviceState.DRAINING}
+    if policy.name != "exclusive" and drained and not lags(pipeline) and begins_step(pipeline, node):
+        wrong.append("no new step begins on a drained device")
     if policy.name != "exclusive" and action.device not in {d.name for d in snapshot.devices}:
         wrong.append("the device is gone")
     return wrong
+
+
+def begins_step(pipeline: Pipeline, node: Node) -> bool:
+    """Whether no earlier part of the worker's rollouts occurs."""
+    before = pipeline.outlook.rollout[: node.part]
+    return node.kind in ROLLOUT and not any(segment.seconds > 0 for segment in before)
 
 
 def _resize(snapshot: Snapshot, action: Resize) -> list[str]:

@@ -91,6 +91,8 @@ def _overfull(snapshot: Snapshot, device: str, policy: Policy) -> list[str]:
     wrong = []
     if total > 1 + ROUNDING:
         wrong.append(f"device {device}: shares sum to {total}")
+    if len(slots) > 1 and device not in _with_table(snapshot):
+        wrong.append(f"device {device}: {len(slots)} residents compute at once, without a table")
     if len(slots) > policy.max_computing:
         wrong.append(f"device {device}: {len(slots)} residents compute at once")
     if len(slots) > 1 and not kinds <= policy.corun:
@@ -99,6 +101,11 @@ def _overfull(snapshot: Snapshot, device: str, policy: Policy) -> list[str]:
         if len(members) > 1 and not (policy.fuse and slot[0] == "fused rollouts"):
             wrong.append(f"device {device}: {len(members)} sub-stages on resident {slot}, which do not fuse")
     return wrong
+
+
+def _with_table(snapshot: Snapshot) -> set[str]:
+    tables = dict(snapshot.tables)
+    return {device.name for device in snapshot.devices if device.type in tables}
 
 
 def _torn_gangs(snapshot: Snapshot) -> list[str]:

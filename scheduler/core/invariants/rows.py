@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable
 
 from scheduler.core.memory import overflow_bytes
-from scheduler.core.state import OFF_DEVICE, ROLLOUT, Kind, NodeState, Snapshot
+from scheduler.core.state import OFF_DEVICE, ROLLOUT, Kind, Node, NodeState, Pipeline, Snapshot
 
 
 def contradictions(snapshot: Snapshot) -> list[str]:
@@ -72,26 +72,39 @@ def _memory(snapshot: Snapshot) -> list[str]:
 
 def used_bytes(snapshot: Snapshot, device: str) -> int:
     """Weights once per key, each pipeline's own bytes, idle residents, and of what training needs the most
-    that one pipeline does, or what those need that train now.
+    that one pipeline does, or what those need whose training has begun and is not over.
     """
     at_home = [pipeline for pipeline in snapshot.pipelines if device in pipeline.home]
     weights: dict[str, int] = {}
     for pipeline in at_home:
         weights[pipeline.weights_key] = max(pipeline.weights_bytes, weights.get(pipeline.weights_key, 0))
     idle = sum(r.bytes for r in snapshot.residents if r.device == device and r.weights_key not in weights)
-    peaks = {pipeline.id: pipeline.peak_bytes for pipeline in at_home}
-    training = {
-        node.pipeline
-        for node in snapshot.nodes
-        if node.device == device and node.kind not in ROLLOUT and node.pipeline in peaks
-    }
-    rolling = {node.pipeline for node in snapshot.nodes if node.kind in ROLLOUT or node.kind is Kind.TOOL}
-    more = sum(p.overlap_bytes for p in at_home if p.id in training & rolling)
-    peak = max(max(peaks.values(), default=0), sum(peaks[id] for id in training) + more)
     own = {pipeline.id: pipeline for pipeline in at_home}
+    begun = [
+        node
+        for node in snapshot.nodes
+        if node.pipeline in own
+        and own[node.pipeline].home[node.worker : node.worker + 1] == (device,)
+        and _begun(node, own[node.pipeline])
+    ]
+    training = {node.pipeline for node in begun if node.kind not in ROLLOUT | OFF_DEVICE}
+    rolling = {node.pipeline for node in begun if node.kind in ROLLOUT or node.kind is Kind.TOOL}
+    most = max((pipeline.peak_bytes for pipeline in at_home), default=0)
+    peak = sum(own[id].peak_bytes + own[id].overlap_bytes * (id in rolling) for id in training)
     grown = sum(
         overflow_bytes(node, own[node.pipeline])
         for node in snapshot.nodes
         if node.device == device and node.kind is Kind.TAIL and node.pipeline in own
     )
-    return sum(weights.values()) + sum(pipeline.run_bytes for pipeline in at_home) + peak + grown + idle
+    run = sum(pipeline.run_bytes for pipeline in at_home)
+    return sum(weights.values()) + run + max(most, peak) + grown + idle
+
+
+def _begun(node: Node, pipeline: Pipeline) -> bool:
+    """Whether its chain has begun: what training or rollouts hold stays there from part to part."""
+    if node.state is NodeState.RUNNING:
+        return True
+    if node.kind in ROLLOUT or node.kind is Kind.TOOL:
+        return node.part > 0
+    train = pipeline.outlook.train
+    return node.part > next((i for i, segment in enumerate(train) if segment.kind not in OFF_DEVICE), 0)

@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from scheduler.core.board import Board
+from scheduler.core.invariants.actions import begins_step
+from scheduler.core.invariants.caps import lags
 from scheduler.core.invariants.computing import computing, pipeline_of, slot_of, slots_on
 from scheduler.core.invariants.rows import used_bytes
 from scheduler.core.rates import divided, total_speed, worth_starting
@@ -39,6 +41,7 @@ class Task:
 def broken(before: Snapshot, after: Snapshot, plan: Plan, policy: Policy) -> list[str]:
     return [
         *_unanswered(before, plan),
+        *restarted(plan),
         *idle(after, plan, policy),
         *_overtaken(before, after, plan, policy),
     ]
@@ -81,16 +84,24 @@ def _begun(task: Task, started: set[tuple[int, str]]) -> bool:
     return any((node.pipeline, node.id) in started for node in task.nodes)
 
 
+def restarted(plan: Plan) -> list[str]:
+    """What made room and was started again in the same plan: it should have been resized."""
+    yielded = {(a.pipeline, a.node) for a in plan.actions if isinstance(a, Yield)}
+    starts = [a for a in plan.actions if isinstance(a, Start) and (a.pipeline, a.node) in yielded]
+    return [f"node {a.node} of pipeline {a.pipeline} yields and starts again" for a in starts]
+
+
 def idle(after: Snapshot, plan: Plan, policy: Policy) -> list[str]:
     """Sub-stages that wait although nothing stands in their way.
 
     What needs no device runs at once. Where a READY device is idle, nobody's task could start there alone:
-    it is left to a gang, to one that waits on purpose, or to a pipeline whose own gang is not complete.
+    it is left to a gang, to one that waits on purpose, or to a pipeline whose own gang is not complete, or
+    that must move before its next step begins.
     """
     waits = {a.pipeline for a in plan.actions if isinstance(a, Wait)}
     waits |= {id for id, until in after.waits if until >= after.now}
     busy = {node.device for node in computing(after)}
-    waiting = tasks(after)
+    waiting = [task for task in tasks(after) if not _must_move(after, task)]
     wrong = [
         f"node {node.id} of pipeline {node.pipeline} needs no device and waits"
         for node in after.nodes
@@ -105,6 +116,15 @@ def idle(after: Snapshot, plan: Plan, policy: Policy) -> list[str]:
         if not at_home & waits and not any(task.whole and len(task.nodes) > 1 for task in here):
             wrong += [f"pipeline {task.pipeline} waits though {device.name} is idle" for task in here]
     return wrong
+
+
+def _must_move(snapshot: Snapshot, task: Task) -> bool:
+    """Whether a step would begin of a synchronous pipeline that does not live on READY devices alone."""
+    pipeline = pipeline_of(snapshot, task.pipeline)
+    ready = {device.name for device in snapshot.devices if device.state is DeviceState.READY}
+    own = [node for node in snapshot.nodes if node.pipeline == task.pipeline]
+    between = all(node.state is NodeState.READY and begins_step(pipeline, node) for node in own)
+    return between and not lags(pipeline) and not ready.issuperset(pipeline.home)
 
 
 def _home(snapshot: Snapshot, node: Node) -> str | None:

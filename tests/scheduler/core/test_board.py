@@ -308,7 +308,7 @@ def test_an_action_that_has_no_object_is_refused(action, text):
 def test_a_device_that_nobody_knows_any_more_keeps_others_going():
     one = pipeline(1, "gone", outlook=TRAIN)
     board = board_of(one, pipeline(2, "d1", outlook=TRAIN), devices=(Device("d1", "cpu", 10**10),))
-    board.offer(part_of(one, 0))
+    board.offer(part_of(one, 1))
     decided = decide(board, POLICIES["lookahead"])
     assert [(r.pipeline, r.text) for r in decided.refusals] == [(1, "its device is lost")]
     board.end(1)

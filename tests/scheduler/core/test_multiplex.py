@@ -4,11 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.core.invariants import check_plan
+from scheduler.core.board import Board
+from scheduler.core.interference import Character
+from scheduler.core.invariants import check, check_plan
+from scheduler.core.plan import decide as decide_on
 from scheduler.core.plan import plan
 from scheduler.core.state import (
     POLICIES,
     Demand,
+    Device,
     DeviceState,
     Kind,
     Merge,
@@ -29,6 +33,8 @@ from scheduler.core.state import (
     Yield,
 )
 from tests.scheduler.core.build import (
+    GB,
+    TABLE,
     TABLES,
     act,
     admitted,
@@ -451,3 +457,169 @@ def test_the_same_plan_from_a_board_that_remembers():
         assert repr(plan(snapshot, policy)) == repr(plan(mixed, policy))
     after = act(snapshot, plan(snapshot, GREEDY))
     assert any(node.state is NodeState.RUNNING for node in after.nodes)
+
+
+# ---------------------------------------------------------------- caps when batches are merged
+
+
+def merging(cap: float, neighbour: float) -> Snapshot:
+    """Two tails of 20 s, then 10 s of training. In one batch a forward takes 0.022 s, so the step takes 32 s.
+    The neighbour needs 0.4 of the memory's bandwidth, a tail 0.5, both tails 0.75: it slows down by 1.15, its
+    step takes 8 * 1.15 + 12 = 21.2 s instead of 20.
+    """
+    batch = replace(tail(20, batch=20), floor_seconds=0.018, bandwidth=0.5)
+    one = pipeline(1, "d1 d2", shape=both(2), outlook=steps(batch, update(10)), latency_cap=cap)
+    beside = steps(replace(tail(8), bandwidth=0.4), update(12))
+    other, third = pipeline(2, "d1", outlook=beside, latency_cap=neighbour), pipeline(3, "d2", outlook=LONG)
+    nodes = (
+        run_on(part_of(one, 0, 0), "d1", 0.5),
+        run_on(part_of(one, 0, 1), "d2"),
+        run_on(part_of(other, 0), "d1", 0.5),
+    )
+    return world(one, other, third, nodes=nodes)
+
+
+@pytest.mark.parametrize(
+    ("cap", "neighbour", "merges"),
+    [(1.5, 1.2, True), (1.0, 1.2, False), (1.5, 1.0, False)],
+)
+def test_tails_are_merged_only_while_all_caps_are_kept(cap, neighbour, merges):
+    decided = decide(merging(cap, neighbour), GREEDY)
+    assert any(isinstance(action, Merge) for action in decided.actions) is merges
+    uncapped = decide(merging(cap, neighbour), replace(GREEDY, capped=False))
+    assert any(isinstance(action, Merge) for action in uncapped.actions)
+
+
+def test_the_invariants_see_a_merge_that_makes_somebody_late():
+    merge = Merge(1, ("s0.w1.0",), "s0.w0.0", "test")
+    assert "pipeline 2: 21.20 s instead of 20.00, the cap is 20.00" in broken(merging(1.5, 1.0), merge)
+    # 1.15 times 22 s and 10 s.
+    assert "pipeline 1: 35.30 s instead of 30.00, the cap is 30.00" in broken(merging(1.0, 1.5), merge)
+    assert "the cap" not in broken(merging(1.5, 1.2), merge)
+
+
+def test_a_policy_without_caps_refuses_nobody_for_them():
+    snapshot, _ = capped(1.24, began=-9.0)
+    assert started(decide(snapshot, replace(GREEDY, capped=False)))
+
+
+# ---------------------------------------------------------------- devices that nobody measured
+
+
+@pytest.mark.parametrize("policy", SHARING, ids=lambda policy: policy.name)
+def test_without_a_table_one_sub_stage_computes_at_a_time(policy):
+    one, other = pipeline(1, "d1 d2", shape=both(2), outlook=LONG), pipeline(2, "d1", outlook=LONG)
+    new = (Device("d1", "new", 40 * GB), Device("d2", "new", 40 * GB))
+    nodes = (run_on(part_of(one, 1, 0), "d1", 0.5), run_on(part_of(one, 1, 1), "d2"), part_of(other, 2))
+    decided = decide(world(one, other, devices=new, nodes=nodes), policy)
+    assert refused(decided, 2).code is RefusalCode.DEVICE
+    assert shares(decided) == {1: 1.0}  # who is alone has all of it
+    alone = decide(world(one, other, devices=new, nodes=(part_of(other, 2),)), policy)
+    assert started(alone) == {(2, "s0.w0.t0"): 1.0}
+    start = Start("s0.w0.t0", 2, "d1", 0.5, "test")
+    assert "without a table" in broken(world(one, other, devices=new, nodes=nodes), start)
+
+
+def test_what_nothing_is_predicted_of_is_refused():
+    one = pipeline(1, "d1", outlook=LONG)
+    decided = plan(world(one, nodes=(Node("n", 1, 0, 0, Kind.DECODE),)), LOOKAHEAD)
+    assert decided.actions == ()
+    assert refused(decided, 1).text == "nothing is known of its next sub-stage"
+
+
+# ---------------------------------------------------------------- making room, waiting, memory, the line
+
+
+def test_who_made_room_does_not_start_again_in_the_same_plan():
+    """Half a second of it would be short enough to start beside the long update."""
+    early = steps(tail(30), replace(update(2, kind=Kind.LOGPROB), early=True), update(20))
+    one = pipeline(1, "d1 d2", shape=Shape((1,), (0,), Mode.STREAM), outlook=early, latency_cap=10.0)
+    other = pipeline(2, "d1", outlook=steps(tail(10), update(40)), latency_cap=10.0)
+    logprob = replace(run_on(part_of(one, 1), "d1"), left=0.5)
+    snapshot = world(one, other, nodes=(logprob, run_on(part_of(one, 0, 1), "d2"), part_of(other, 1)))
+    decided = decide(snapshot, GREEDY)
+    assert [type(action) for action in decided.actions] == [Yield, Start]
+    assert started(decided) == {(2, "s0.w0.t0"): 1.0}
+    again = Start(logprob.id, 1, "d1", 0.25, "test")
+    wrong = broken(snapshot, *decided.actions, again)
+    assert "node s0.w0.t0 of pipeline 1 yields and starts again" in wrong
+
+
+def test_what_else_a_pipeline_starts_does_not_end_its_wait():
+    """Two prefills side by side gain a little now and lose at their tools; on d2 a tail starts."""
+    prefill, tool = update(10, kind=Kind.PREFILL), update(10, kind=Kind.TOOL)
+    soft = replace(TABLE, alone={**TABLE.alone, Character.PREFILL: (4.0, 1.6, 4 / 3, 1.0)})
+    outlook = steps(prefill, tool, tail(1), update(10))
+    a = pipeline(1, "d1", outlook=outlook, latency_cap=10.0)
+    b = pipeline(2, "d1 d2", outlook=outlook, latency_cap=10.0, shape=both(2))
+    nodes = (run_on(part_of(a, 0), "d1"), part_of(b, 0, since=-50.0), part_of(b, 2, 1))
+    board = Board.of(replace(world(a, b, nodes=nodes), tables=(("cpu", soft),)))
+    board.touch_all()
+    decided = decide_on(board, LOOKAHEAD)
+    assert {type(action) for action in decided.actions} == {Wait, Start}
+    (wait,) = (action for action in decided.actions if isinstance(action, Wait))
+    assert board.waits == {2: wait.until}
+
+
+def test_training_holds_its_memory_from_part_to_part():
+    """4 GB of weights, twice 1 GB, and 3 GB for either's training: 9 GB for one, 12 GB for both."""
+    trained = steps(tail(10), update(4, kind=Kind.LOGPROB), update(20))
+    one, other = (pipeline(id, "d1", outlook=trained, peak_bytes=3 * GB) for id in (1, 2))
+    nodes = (part_of(one, 2), part_of(other, 2))
+    row = "device d1: 12000000000 of 11000000000 bytes used"
+    assert row in check(world(one, other, nodes=nodes, devices=(device("d1", 11),)), GREEDY)
+    waiting = world(one, other, nodes=(part_of(one, 2), part_of(other, 1)), devices=(device("d1", 11),))
+    assert check(waiting, GREEDY) == []
+    decided = decide(waiting, PHASE)
+    assert (list(started(decided)), refused(decided, 2).code) == ([(1, "s0.w0.t1")], RefusalCode.MEMORY)
+
+
+def test_rollouts_begin_beside_their_own_training_only_where_memory_holds_both():
+    """4 + 1 GB, 3 GB while it trains, 2 GB more while it also rolls out: 10 GB."""
+    one = pipeline(
+        1,
+        "d1",
+        outlook=steps(tail(10), update(20)),
+        peak_bytes=3 * GB,
+        overlap_bytes=2 * GB,
+        shape=Shape((0,), (0,), Mode.ONE_STEP_OFF),
+    )
+    nodes = (run_on(part_of(one, 1), "d1"), replace(part_of(one, 0), id="s1.w0.0", step=1))
+    decided = decide(world(one, nodes=nodes, devices=(device("d1", 9),)), GREEDY)
+    assert refused(decided, 1).code is RefusalCode.MEMORY
+    assert started(decide(world(one, nodes=nodes, devices=(device("d1", 10),)), GREEDY))
+
+
+def test_newcomers_leave_the_memory_of_those_who_train_now():
+    """12 GB as above, and 1 GB for the newcomer."""
+    trained = steps(tail(10), update(20))
+    one, other = (pipeline(id, "d1", outlook=trained, peak_bytes=3 * GB) for id in (1, 2))
+    nodes = (run_on(part_of(one, 1), "d1", 0.5), run_on(part_of(other, 1), "d1", 0.5))
+    for size, here in ((12, []), (13, ["a"])):
+        full = world(one, other, nodes=nodes, devices=(device("d1", size),), queue=(job("a"),))
+        assert list(admitted(decide(full, GREEDY))) == here
+
+
+def test_nobody_overtakes_on_a_device_that_only_it_was_asked_for():
+    """Something happens on d3. The third could start on d1, where a gang is first in line."""
+    gang = pipeline(1, "d1 d2", shape=both(2), outlook=LONG, priority=1)
+    busy, third = pipeline(2, "d2", outlook=LONG), pipeline(3, "d1 d3", shape=Shape((), (0,)), outlook=LONG)
+    nodes = (part_of(gang, 2, 0), part_of(gang, 2, 1), run_on(part_of(busy, 2), "d2"), part_of(third, 2))
+    board = Board.of(world(gang, busy, third, nodes=nodes))
+    board.touched = {"d3"}
+    decided = decide_on(board, GREEDY)
+    assert started(decided) == {}
+    assert refused(decided, 3).text == "another job is first in line for its device"
+
+
+def test_to_be_asked_for_others_does_not_end_a_wait():
+    waiting = pipeline(1, "d1", outlook=LONG)
+    third = pipeline(3, "d1 d3", shape=Shape((), (0,)), outlook=LONG)
+    nodes = (part_of(waiting, 2), part_of(third, 2))
+    board = Board.of(world(waiting, third, nodes=nodes, waits=((1, 5.0),)))
+    board.touched = {"d3"}
+    assert decide_on(board, LOOKAHEAD).actions == ()
+    assert board.waits == {1: 5.0}
+    board.tick(5.0)
+    board.touched = {"d1"}
+    assert started(decide_on(board, LOOKAHEAD))

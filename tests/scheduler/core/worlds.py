@@ -111,14 +111,18 @@ def random_load(rng: random.Random, most: int = 4) -> dict:
         "outlook": random_outlook(rng),
         "fusible": key in FUSIBLE and rng.random() < 0.7,
         "kv_tokens": rng.choice([0, 0, 20_000, 200_000]),
+        "peak_bytes": rng.choice([0, 0, 1, 3]),
+        "overlap_bytes": rng.choice([0, 0, 2]),
     }
 
 
 def random_devices(rng: random.Random, policy: Policy) -> tuple[Device, ...]:
     states = rng.choice([[DeviceState.READY], [*DeviceState, DeviceState.READY, DeviceState.READY]])
     type = rng.choice(["cpu", "cpu", "two"]) if policy.max_computing < 3 else "cpu"
+    # Of the last nobody measured a table.
+    types = rng.choice([[type], [type, type, "new"]])
     return tuple(
-        Device(f"d{i}", type, rng.choice([8, 12, 20, 30]), rng.choice(states))
+        Device(f"d{i}", rng.choice(types), rng.choice([8, 12, 20, 30]), rng.choice(states))
         for i in range(rng.randint(0, 5))
     )
 
@@ -146,7 +150,7 @@ def random_world(seed: int, tenants: tuple, policy: Policy) -> Snapshot:
         for unit in random_units(rng, one):
             grown = replace(world, nodes=(*world.nodes, *_begun(rng, world, one, unit, policy)))
             fallback = replace(world, nodes=(*world.nodes, *unit))
-            world = _if_legal(grown, fallback, policy)
+            world = _if_legal(grown, _if_legal(fallback, world, policy), policy)
     for name in names:
         for key in rng.sample(list(WEIGHTS), rng.randint(0, 2)):
             row = Resident(name, key, WEIGHTS[key], float(rng.randint(0, 3)))

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler.core.board import Board
 from scheduler.core.interference import Character
-from scheduler.core.state import POLICIES, Kind, Mode, Policy
+from scheduler.core.plan import decide
+from scheduler.core.state import POLICIES, DeviceState, Kind, Mode, Plan, Policy
 from scheduler.sim.devices import H100
 from scheduler.sim.engine import Stuck, simulate
 from scheduler.sim.result import Interval, Result
@@ -318,3 +320,18 @@ def test_windows_say_what_each_got_of_its_share() -> None:
     assert first.received == pytest.approx(4 * 16.5)
     assert first.due == pytest.approx((4 + 2) * 16.5 * 2 / 3, rel=0.2)
     assert first.backlogged == pytest.approx(2 * STEP, abs=STEP)
+
+
+def test_a_job_moves_from_a_drained_device_when_its_step_is_over() -> None:
+    def drained(board: Board, policy: Policy) -> Plan:
+        """As an operator who drains the first device in the middle of the first step."""
+        device = board.devices["d00"]
+        if board.now >= ROLLOUT and device.state is DeviceState.READY:
+            board.set_device(replace(device, state=DeviceState.DRAINING))
+        return decide(board, policy)
+
+    result = simulate(scenario(job("a", 2), devices=2), GREEDY, 0, nature=Tiny(), decide=drained)
+
+    assert max(end for _, _, end in spans(result, "a", "d00")) == STEP
+    assert min(start for _, start, _ in spans(result, "a", "d01")) == STEP
+    assert finished(result) == {"a": 2 * STEP}
