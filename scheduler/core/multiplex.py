@@ -24,7 +24,7 @@ from scheduler.core.lookahead import (
 )
 from scheduler.core.mergers import keeps_caps, mergers, pays
 from scheduler.core.rates import Slot, divided, total_speed, worth_starting
-from scheduler.core.seats import NoSeat, Seat, rolls_out_now, seat, slots_on, stretched, table_of
+from scheduler.core.seats import NoSeat, Seat, barred, rolls_out_now, seat, slots_on, stretched, table_of
 from scheduler.core.state import (
     OFF_DEVICE,
     ROLLOUT,
@@ -249,7 +249,8 @@ class Multiplex:
         found: list[Seat | NoSeat] = []
         for node, device in zip(task.nodes, task.devices, strict=True):
             if device in self._reserved and not self._leaves_room(node, device):
-                found.append(NoSeat(RefusalCode.TURN, "another job is first in line for its device"))
+                first = NoSeat(RefusalCode.TURN, "another job is first in line for its device")
+                found.append(barred(self._board, node, device) or first)
             else:
                 found.append(seat(self._board, self._policy, node, device, favour, without))
         return found

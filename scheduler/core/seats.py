@@ -60,20 +60,12 @@ def seat(
     without: Set[Key] = frozenset(),
 ) -> Seat | NoSeat:
     """``without``: as if these had yielded. Whoever would be late then is late after that as well."""
-    pipeline = board.pipelines[node.pipeline]
-    segment = node.segment
-    if segment is None:
-        return NoSeat(RefusalCode.TURN, "nothing is known of its next sub-stage")
-    if device not in board.devices or board.devices[device].state is DeviceState.LOST:
-        return NoSeat(RefusalCode.NO_DEVICES, "its device is lost")
-    if _must_move_first(board, node, device):
-        return NoSeat(RefusalCode.NO_DEVICES, "its device is drained: no new step begins there")
+    blocked = barred(board, node, device)
+    if blocked is not None:
+        return blocked
+    pipeline, segment = board.pipelines[node.pipeline], _segment(node)
     own = board.slot(node)
     slots = slots_on(board, device, without)
-    if node.kind not in ROLLOUT and not _room_to_train(board, pipeline, device):
-        return NoSeat(RefusalCode.MEMORY, "another job trains on its device, which has no memory for both")
-    if node.kind in ROLLOUT and not _room_to_roll_out(board, node, device):
-        return NoSeat(RefusalCode.MEMORY, "it trains on its device, which has no memory for rollouts besides")
     if not slots:
         return Seat(device, ((own, 1.0),), 1.0, 0, False)
     table = table_of(board, device)
@@ -105,6 +97,21 @@ def seat(
     if policy.capped and _made_late(board, slots, new, bool(without)):
         return NoSeat(RefusalCode.LATENCY, "a neighbour on its device would miss its latency cap")
     return Seat(device, tuple(zip(keys, shares, strict=True)), shares[keys.index(own)], len(slots), joins)
+
+
+def barred(board: Board, node: Node, device: str) -> NoSeat | None:
+    """What keeps the node out of the device, whoever computes there."""
+    if node.segment is None:
+        return NoSeat(RefusalCode.TURN, "nothing is known of its next sub-stage")
+    if device not in board.devices or board.devices[device].state is DeviceState.LOST:
+        return NoSeat(RefusalCode.NO_DEVICES, "its device is lost")
+    if _must_move_first(board, node, device):
+        return NoSeat(RefusalCode.NO_DEVICES, "its device is drained: no new step begins there")
+    if node.kind not in ROLLOUT and not _room_to_train(board, board.pipelines[node.pipeline], device):
+        return NoSeat(RefusalCode.MEMORY, "another job trains on its device, which has no memory for both")
+    if node.kind in ROLLOUT and not _room_to_roll_out(board, node, device):
+        return NoSeat(RefusalCode.MEMORY, "it trains on its device, which has no memory for rollouts besides")
+    return None
 
 
 def slots_on(board: Board, device: str, without: Set[Key] = frozenset()) -> dict[Slot, list[Node]]:

@@ -612,6 +612,21 @@ def test_nobody_overtakes_on_a_device_that_only_it_was_asked_for():
     assert refused(decided, 3).text == "another job is first in line for its device"
 
 
+def test_a_gang_that_is_not_first_and_lacks_memory_keeps_nobody_out():
+    """On d2 the first gang's training has begun, and there is no memory for the second's besides."""
+    trained = steps(tail(10), update(4, kind=Kind.LOGPROB), update(20))
+    fields = {"shape": both(2), "outlook": trained, "peak_bytes": 3 * GB}
+    first = pipeline(1, "d1 d2", priority=1, **fields)
+    second, third = pipeline(2, "d2 d3", **fields), pipeline(3, "d3", outlook=LONG, priority=-1)
+    busy = pipeline(4, "d1", outlook=LONG)
+    nodes = [part_of(first, 2, worker) for worker in (0, 1)] + [part_of(second, 1, w) for w in (0, 1)]
+    nodes += [part_of(third, 2), run_on(part_of(busy, 2), "d1")]
+    devices = (device("d1", 40), device("d2", 11), device("d3", 40))
+    decided = decide(world(first, second, third, busy, nodes=tuple(nodes), devices=devices), GREEDY)
+    assert list(started(decided)) == [(3, "s0.w0.t0")]
+    assert refused(decided, 2).code is RefusalCode.MEMORY
+
+
 def test_to_be_asked_for_others_does_not_end_a_wait():
     waiting = pipeline(1, "d1", outlook=LONG)
     third = pipeline(3, "d1 d3", shape=Shape((), (0,)), outlook=LONG)
