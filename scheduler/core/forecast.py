@@ -162,8 +162,10 @@ class Forecast:
     # ------------------------------------------------------------ run
 
     def run(self, horizon: float) -> float:
-        """Solo seconds of work done until the horizon, by all. Where the ends of sub-stages that are looked at
-        do not reach it, the rest goes on at the mean speed so far.
+        """Solo seconds of work done until the horizon, by all.
+
+        Where the ends of sub-stages that are looked at do not reach it, the rest goes on at the mean speed so
+        far.
         """
         now = work = 0.0
         acts = self._acts

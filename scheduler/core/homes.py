@@ -31,9 +31,18 @@ from scheduler.core.state import (
 
 
 def leaving(board: Board) -> list[Pipeline]:
-    """Pipelines between two steps that live on a device that is not READY."""
-    ids = {id for name, here in board.at_home.items() if here and not _ready(board, name) for id in here}
-    return sorted((board.pipelines[id] for id in ids if _between_steps(board, id)), key=rank)
+    """Pipelines between two steps that live on a device that is not READY.
+
+    Asked are those that offer something new; all when a device or a job came or went, since there may be
+    room.
+    """
+    asked = board.pipelines if board.admission else board.offering
+    away = [
+        board.pipelines[id]
+        for id in asked
+        if id in board.pipelines and not all(_ready(board, name) for name in board.pipelines[id].home)
+    ]
+    return sorted((pipeline for pipeline in away if _between_steps(board, pipeline.id)), key=rank)
 
 
 def homes(draft: Draft, pipelines: Iterable[Pipeline]) -> Draft:
