@@ -182,9 +182,9 @@ def merged(tokens: int, prefill: float) -> tuple[float, int, float]:
 
 def test_a_merged_batch_decodes_together_until_the_shorter_ends():
     # The target's tail has 10 / 0.02 = 500 forwards in this part and 5 / 0.04 = 125 in the next: 625 of
-    # 0.024 s in the mean. The source's has 125 of 0.04 s, half of which is the floor. Together a forward takes
-    # 0.024 + (0.04 - 0.02) = 0.044 s: 125 of them are 5.5 s, then 500 alone 12 s. 5 of the 17.5 s are the
-    # target's next part.
+    # 0.024 s in the mean. The source's has 125 of 0.04 s, half of which is the floor. Together a forward
+    # takes 0.024 + (0.04 - 0.02) = 0.044 s: 125 of them are 5.5 s, then 500 alone 12 s. 5 of the 17.5 s are
+    # the target's next part.
     assert merged(tokens=0, prefill=1.0) == (pytest.approx(12.5), 60, pytest.approx(0.044))
 
 

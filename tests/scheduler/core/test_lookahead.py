@@ -43,7 +43,9 @@ def test_the_work_of_the_first_eight_seconds_by_hand():
 
 
 def test_held_back_the_updates_come_one_after_the_other():
-    """A's tail to 10 s and its update to 16; B's update would gain nothing beside A's, so it waits for that."""
+    """A's tail to 10 s and its update to 16; B's update would gain nothing beside A's, so it waits for
+    that.
+    """
     assert work(Question(holds_back=2), 16.0) == pytest.approx(16)
 
 
