@@ -20,12 +20,13 @@ Row = Mapping[str, Any]
 #: Points a chart keeps; the browser drops the oldest beyond it.
 MAX_POINTS = 2000
 
-#: Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), and Tol's wine for the seventh kind: told apart
-#: by readers with any of the common colour-vision deficiencies, on light and on dark paper.
+#: Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), and Tol's wine and olive for the last two kinds:
+#: told apart by readers with any of the common colour-vision deficiencies, on light and on dark paper.
 KIND_COLOURS = {
     "prefill": "#0072b2",
     "decode": "#56b4e9",
     "tail": "#009e73",
+    "tool": "#999933",
     "grade": "#cc79a7",
     "logprob": "#e69f00",
     "update": "#d55e00",
@@ -35,6 +36,7 @@ KIND_WORDS = {
     "prefill": "Prefill",
     "decode": "Decode",
     "tail": "Tail decode",
+    "tool": "Tool call",
     "grade": "Grade",
     "logprob": "Log-probs",
     "update": "Update",

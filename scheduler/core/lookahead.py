@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scheduler.core.board import Board
-from scheduler.core.forecast import Forecast, Question, neighbours
-from scheduler.core.mergers import Merger
+from scheduler.core.forecast import MAX_PIPELINES, Forecast, Question, neighbours
+from scheduler.core.mergers import Merger, pays
 from scheduler.core.seats import rest, within_cap
 from scheduler.core.state import Kind, Policy
 from scheduler.core.tasks import Task
@@ -20,9 +20,12 @@ from scheduler.core.tasks import Task
 HORIZON_STEPS = 1.25
 #: How many times more somebody's speed counts when the split favours it.
 FAVOUR = 2.0
-#: What merging or waiting must gain at least, as a part of the work done: what it costs is sure, what it
-#: brings hangs on predictions.
-MARGIN = 0.05
+#: What waiting must gain at least, as a part of the work done: what it costs is sure, what it brings hangs on
+#: predictions.
+WAIT_MARGIN = 0.10
+#: What a merger must gain that the rule of ``mergers.pays`` speaks against. One that it speaks for is done
+#: unless the forecast, which is blind to differences between workers, sees a clear loss.
+MERGE_MARGIN, CLEAR_LOSS = 0.05, 0.08
 #: The most forecasts that one choice or one merger takes, and that all of one decision take: beyond them it
 #: decides as ``greedy`` does, so that a decision that touches many takes bounded time.
 PER_CHOICE, PER_MERGER, PER_DECISION = 4, 3, 7
@@ -42,9 +45,9 @@ def choose(board: Board, policy: Policy, task: Task, may_wait: bool) -> Question
         candidates.append(Question(favour=tuple((id, FAVOUR) for id in beside)))
     horizon = horizon_of(board, devices)
     best, value = _best(board, policy, devices, candidates, horizon)
-    if may_wait and _within_cap(board, task):
+    if may_wait and _all_seen(board, devices) and _within_cap(board, task):
         waiting = Question(holds_back=task.pipeline)
-        if Forecast(board, policy, devices, waiting).run(horizon) > value * (1 + MARGIN):
+        if Forecast(board, policy, devices, waiting).run(horizon) > value * (1 + WAIT_MARGIN):
             return waiting
     return best
 
@@ -56,8 +59,9 @@ def worth_merging(board: Board, policy: Policy, pipeline: int, options: Sequence
     best = None
     for option in options:
         found = Forecast(board, policy, devices, Question(merged=option.after)).run(horizon)
-        if found > value * (1 + MARGIN):
-            best, value = option, found
+        least = 1 - CLEAR_LOSS if pays(board, option) else 1 + MERGE_MARGIN
+        if found > value * least:
+            best, value = option, max(found, value)
     return best
 
 
@@ -86,6 +90,11 @@ def _best(
         if found > value * (1 + 1e-6):
             best, value = question, found
     return best, value
+
+
+def _all_seen(board: Board, devices: Sequence[str]) -> bool:
+    """Whether a forecast looks at everybody there: others would use what a task that waits leaves."""
+    return len({id for name in devices for id in board.at_home[name]}) <= MAX_PIPELINES
 
 
 def _within_cap(board: Board, task: Task) -> bool:

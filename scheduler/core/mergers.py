@@ -53,8 +53,6 @@ def pays(board: Board, merger: Merger) -> bool:
     targets = [target for target, _ in merger.moves]
     sources = [source for _, sources in merger.moves for source in sources]
     others = any(len(board.at_home[source.device or ""]) > 1 for source in sources)
-    if any(_in_company(board, node) for node in (*targets, *sources)):
-        return False  # rows of a fused batch cost as much on the other device
     after = [node for _, node in merger.after if node is not None]
     before_left = [board.left_now(node) for node in (*targets, *sources)]
     least = board.tables[board.devices[targets[0].device or ""].type].shares[0]
@@ -98,8 +96,8 @@ def _in_company(board: Board, node: Node) -> bool:
 
 
 def _tails(board: Board, pipeline: int) -> list[Node]:
-    """Its running tails, the largest batch first; none when one of its rollouts is no tail, or waits, or
-    is a straggler of which nobody knows when it ends.
+    """Its running tails, the largest batch first; none when one of its rollouts is no tail, waits, decodes
+    with others' rows, or is a straggler of which nobody knows when it ends.
     """
     rollouts = [node for node in board.nodes[pipeline].values() if node.kind in ROLLOUT]
     if any(node.kind is not Kind.TAIL or node.state is not NodeState.RUNNING for node in rollouts):
@@ -109,6 +107,8 @@ def _tails(board: Board, pipeline: int) -> list[Node]:
     if any(table_of(board, node.device or "") is None for node in rollouts):
         return []
     if len({node.step for node in rollouts}) != 1 or any(map(board.overran, rollouts)):
+        return []
+    if any(_in_company(board, node) for node in rollouts):  # a row of a fused batch costs the same elsewhere
         return []
     return sorted(rollouts, key=lambda node: (_crowd(board, node), -_batch(node), node.worker))
 
