@@ -20,7 +20,7 @@ Row = Mapping[str, Any]
 #: Points a chart keeps; the browser drops the oldest beyond it.
 MAX_POINTS = 2000
 
-#: Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), and Tol's wine and olive for the last two kinds:
+#: Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), and Tol's wine and olive for two more kinds:
 #: told apart by readers with any of the common colour-vision deficiencies, on light and on dark paper.
 KIND_COLOURS = {
     "prefill": "#0072b2",
