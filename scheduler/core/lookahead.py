@@ -19,7 +19,7 @@ from scheduler.core.tasks import Task
 #: A horizon reaches so many steps of the slowest pipeline.
 HORIZON_STEPS = 1.25
 #: How many times more somebody's speed counts when the split favours it.
-FAVOUR = 2.0
+FAVOUR = 1.5
 #: What waiting must gain at least, as a part of the work done: what it costs is sure, what it brings hangs on
 #: predictions.
 WAIT_MARGIN = 0.10
