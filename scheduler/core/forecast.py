@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from scheduler.core import graph
 from scheduler.core.board import Board, Key
 from scheduler.core.mix import Mixes
 from scheduler.core.rates import slot_of, worth_starting
@@ -294,10 +295,7 @@ def neighbours(board: Board, devices: Sequence[str]) -> list[int]:
 
 def staleness(pipeline: Pipeline | QueuedJob) -> int:
     """Steps that rollouts may be ahead of the update they wait for."""
-    shape = pipeline.shape
-    if shape is None or shape.mode is Mode.SYNC:
-        return 0
-    return 1 if shape.mode is Mode.ONE_STEP_OFF else shape.max_staleness
+    return 0 if pipeline.shape is None else graph.staleness(pipeline.shape)
 
 
 def rolls(pipeline: Pipeline | QueuedJob, worker: int) -> bool:
