@@ -1,7 +1,7 @@
 """Orders that go down to a pipeline and reports that come back.
 
-    scheduler daemon ── Launch, Grant, Stop ──────────────► pipeline actor (one per attempt)
-                     ◄── Report(attempt_id, seq, body) ────
+    scheduler daemon ── Launch, Grant, Resize, Yield, Merge, Stop ──► pipeline actor (one per attempt)
+                     ◄── Report(attempt_id, seq, body) ──────────────
 
 A pipeline numbers its reports from 1 and keeps each until the daemon has asked for a later one, so a report
 may arrive twice but is never lost; the daemon drops what it has already applied (same attempt, ``seq`` not
@@ -97,6 +97,7 @@ class Launch(Message):
     checkpoint_dir: str = Field(description="the job's own folder; checkpoints become step-N below it")
     resume_from: str | None = Field(None, description="a checkpoint folder written by an earlier attempt")
     start_step: int = Field(0, description="first step to run; the checkpoint's step")
+    streams: bool = Field(False, description="training may begin on finished groups while others roll out")
 
 
 class Grant(Message):
@@ -108,6 +109,32 @@ class Grant(Message):
     share: float = Field(gt=0, le=1)
 
 
+class Resize(Message):
+    """Go on with another share; it holds from the next token or micro-batch on."""
+
+    action_id: str
+    node: str
+    share: float = Field(gt=0, le=1)
+
+
+class Yield(Message):
+    """Stop a running sub-stage of training at the next micro-batch. What is left of it is offered again."""
+
+    action_id: str
+    node: str
+
+
+class Merge(Message):
+    """Move the unfinished sequences of ``sources`` into the batch of ``target``; the sources are over."""
+
+    action_id: str
+    sources: tuple[str, ...]
+    target: str
+
+
+Order = Grant | Resize | Yield | Merge
+
+
 class Stop(Message):
     action_id: str
     reason: str
@@ -117,7 +144,10 @@ class Stop(Message):
 
 
 class Offer(Message):
-    """A sub-stage whose inputs are ready and which waits for a grant."""
+    """A sub-stage whose inputs are ready.
+
+    One that needs a device waits for a grant, another has begun. Those with the same ``gang`` start together.
+    """
 
     type: Literal["offer"] = "offer"
     node: str = Field(description="unique within the attempt, e.g. 's3.w0.decode.1'")
@@ -125,6 +155,12 @@ class Offer(Message):
     worker: int
     kind: SubStageKind
     sequences: int = Field(description="sequences the sub-stage works on")
+    part: int = Field(0, description="place in its chain of workers.chain")
+    gang: str = ""
+    early: bool = Field(False, description="training on finished groups while others of the step roll out")
+    yielded: bool = Field(False, description="what is left of one that made room")
+    left: float = Field(1.0, gt=0, le=1, description="the part of the sub-stage that remains to be done")
+    cached_tokens: int = Field(0, ge=0, description="tokens in the KV cache, which a merge computes again")
 
 
 class Finished(Message):
@@ -135,6 +171,18 @@ class Finished(Message):
     started_at: float
     ended_at: float
     tokens: int = Field(ge=0, description="prefill: prompt tokens; decode, tail: sampled; others: processed")
+    forwards: int = Field(0, ge=0, description="decode, tail: steps of the batch")
+
+
+class Crossed(Message):
+    """A sub-stage reached a boundary and went over into the next of its chain, on the same grant.
+
+    Nothing stops for it: the daemon learns what now runs there.
+    """
+
+    type: Literal["crossed"] = "crossed"
+    finished: Finished
+    offer: Offer
 
 
 class SampleRecord(Message):
@@ -184,7 +232,9 @@ class Ended(Message):
     failure: Failure | None = None
 
 
-Body = Annotated[Offer | Finished | StepDone | CheckpointSaved | Log | Ended, Field(discriminator="type")]
+Body = Annotated[
+    Offer | Finished | Crossed | StepDone | CheckpointSaved | Log | Ended, Field(discriminator="type")
+]
 
 
 class Report(Message):
@@ -192,6 +242,34 @@ class Report(Message):
     seq: int = Field(ge=1)
     at: float
     body: Body
+
+
+class Rates(Message):
+    """How fast a device computes for a model alone, all of it. Seconds of one worker."""
+
+    prefill_s: float = Field(gt=0, description="a prompt token")
+    decode_floor_s: float = Field(gt=0, description="a decode step, whatever its batch")
+    decode_row_s: float = Field(ge=0, description="what each sequence adds to a decode step")
+    logprob_s: float = Field(gt=0, description="a token of a log-prob pass")
+    update_s: float = Field(gt=0, description="a token forward and backward")
+    sync_s: float = Field(gt=0, description="an adapter to the rollout engine")
+
+
+class Calibration(Message):
+    """What was measured on a type of device: speeds alone, and how much sub-stages slow each other down.
+
+    ``alone[character]`` has a slow-down for each of ``shares``, which ascend and end with 1;
+    ``beside["one|other"]`` is what ``one`` loses when ``other`` computes beside it on its own part, 1 where
+    it is left out. Characters: prefill, decode, tail, thin, logprob, update, sync.
+    """
+
+    shares: tuple[float, ...]
+    alone: dict[str, tuple[float, ...]]
+    beside: dict[str, float]
+    saturation_batch: int
+    rates: Rates
+    parameters: int = Field(description="of the model that was measured: others are taken in proportion")
+    source: Text = Field(description="what was measured, where and when")
 
 
 def pipeline_name(attempt_id: int) -> str:
@@ -217,4 +295,9 @@ METRICS = {
     "tokens": "tokens sampled in the step",
     "tokens_per_s": "sampled tokens per second of the whole step",
     "seconds": "wall seconds of the step, waiting included",
+    "waiting": "share of the step in which the job wanted a device and computed on none",
+    "staleness": "updates that the weights of a sampled token were behind those it trained, mean",
+    "staleness_max": "the largest of those",
+    "importance_capped": "share of trained tokens whose importance ratio was capped",
+    "turns": "mean turns per episode, in an environment",
 }

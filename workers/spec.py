@@ -147,16 +147,70 @@ class Loss(Strict):
         ),
     )
 
+    importance_cap: float = Field(
+        2.0,
+        ge=1,
+        le=100,
+        description=(
+            "asynchronous: the ratio of a token's probability when trained to that when sampled is cut here"
+        ),
+    )
+
     @property
     def clips_otherwise(self) -> bool:
         """Whether a clip range was asked for that is not the default."""
         return (self.clip_low, self.clip_high) != (0.2, 0.2)
 
 
+class Asynchronous(Strict):
+    """Rollouts go on while the update of earlier ones is computed (https://arxiv.org/abs/2505.24298).
+
+    Step k samples with weights that have seen at least the update of step ``k - 1 - max_staleness``; new
+    weights are taken up in the middle of a completion.
+    """
+
+    type: Literal["async"] = "async"
+    max_staleness: int = Field(1, ge=1, le=16, description="updates that sampled weights may lag behind")
+
+
+class Synchronous(Strict):
+    """Every step samples with the weights that all earlier updates made."""
+
+    type: Literal["sync"] = "sync"
+
+
+Mode = Annotated[Synchronous | Asynchronous, Field(discriminator="type")]
+
+
+class GuessingGame(Strict):
+    """A secret number in several turns: each guess is answered by "higher" or "lower".
+
+    A row of the data names the number (``number_field``). The grader reads the last turn. ``delay_s`` makes
+    the game answer after so many seconds, drawn anew for each turn: tools of the world take their time.
+    """
+
+    type: Literal["guessing_game"] = "guessing_game"
+    number_field: str = Field("number", min_length=1, max_length=64)
+    max_turns: int = Field(4, ge=1, le=32)
+    turn_tokens: int = Field(16, ge=1, le=4096, description="longest turn of the model, in tokens")
+    delay_s: tuple[float, float] = Field((0.0, 0.0), description="shortest and longest wait for an answer")
+
+    @field_validator("delay_s")
+    @classmethod
+    def _delay_in_order(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not 0 <= value[0] <= value[1] <= 60:
+            raise ValueError("needs 0 <= shortest <= longest <= 60 seconds")
+        return value
+
+
+Environment = Annotated[GuessingGame, Field()]
+
+
 class RLConfig(Strict):
     """Everything about the run itself; each field has an effect."""
 
     algorithm: Literal["grpo"] = "grpo"
+    mode: Mode = Synchronous()
     steps: int = Field(30, ge=1, le=100_000)
     prompts_per_step: int = Field(4, ge=1, le=4096)
     group_size: int = Field(
@@ -194,6 +248,10 @@ class RLConfig(Strict):
                 "loss.clip_low and loss.clip_high need updates_per_step above 1: "
                 "with one update per rollout the ratio is always 1 and nothing is clipped"
             )
+        if not self.asynchronous and self.loss.importance_cap != 2.0:
+            raise ValueError(
+                "loss.importance_cap needs mode async: synchronous steps train what the same weights sampled"
+            )
         if self.sample_groups * self.group_size > MAX_SAMPLES:
             raise ValueError(f"sample_groups x group_size exceeds {MAX_SAMPLES} stored completions a step")
         return self
@@ -206,6 +264,14 @@ class RLConfig(Strict):
         return self.model_copy(
             update={"optimizer": self.optimizer.model_copy(update={"learning_rate": rate})}
         )
+
+    @property
+    def asynchronous(self) -> bool:
+        return isinstance(self.mode, Asynchronous)
+
+    @property
+    def max_staleness(self) -> int:
+        return self.mode.max_staleness if isinstance(self.mode, Asynchronous) else 0
 
     @property
     def learning_rate(self) -> float:
@@ -231,10 +297,19 @@ class JobSpec(Strict):
         min_length=1, max_length=200, description="an uploaded file's id or a built-in dataset's name"
     )
     grader: Grader
+    environment: Environment | None = Field(None, description="left out, an episode is one completion")
     rl: RLConfig = RLConfig()
     seed: int = Field(0, ge=0, le=SEED_MAX)
     suffix: str | None = Field(None, min_length=1, max_length=64)
     metadata: dict[MetadataKey, MetadataValue] = Field(default_factory=dict, max_length=16)
+
+    @model_validator(mode="after")
+    def _episode_fits(self) -> JobSpec:
+        if self.environment is not None and self.environment.turn_tokens > self.rl.sampling.max_tokens:
+            raise ValueError(
+                "environment.turn_tokens exceeds rl.sampling.max_tokens, which bounds the episode"
+            )
+        return self
 
     def resolved(self) -> JobSpec:
         return self.model_copy(update={"rl": self.rl.resolved()})
@@ -249,7 +324,7 @@ def first_error(error: Any) -> tuple[str, str]:
 
 def _is_union_tag(part: object) -> bool:
     """Pydantic puts the discriminator's value into the path; a reader looks for fields only."""
-    return part in {"string_check", "text_similarity", "math", "python", "lora", "full"}
+    return part in {"string_check", "text_similarity", "math", "python", "lora", "full", "sync", "async"}
 
 
 def warmup_factor(spec: RLConfig, step: int) -> float:

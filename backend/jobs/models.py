@@ -102,6 +102,11 @@ class Attempt(models.Model):
     start_step = models.PositiveIntegerField(default=0)
     home = models.JSONField(help_text="device name per worker: where its weights and optimizer live")
     step_seconds = models.FloatField(default=10.0, help_text="how long its last step held its devices")
+    step_began_at = models.DateTimeField(null=True, help_text="since when its present step runs")
+    wait_until = models.DateTimeField(null=True, help_text="it is held back on purpose until then")
+    profile = models.JSONField(
+        default=dict, help_text="what was seen of its steps (scheduler.shell.profiles)"
+    )
     report_seq = models.PositiveBigIntegerField(default=0, help_text="last report applied")
     created_at = models.DateTimeField(auto_now_add=True)
     ended_at = models.DateTimeField(null=True, blank=True)

@@ -31,6 +31,7 @@ class Device(models.Model):
     saturation_batch = models.PositiveIntegerField()
     price_micro_usd_hour = models.BigIntegerField()
     state = models.CharField(max_length=12, choices=choices(DeviceState), default=DeviceState.READY)
+    draining = models.BooleanField(default=False, help_text="an operator takes it out: no new work begins")
     lost_at = models.DateTimeField(null=True, help_text="since when it is lost; null: it is not")
     metered_until = models.DateTimeField(help_text="every micro-dollar before this instant is in the ledger")
 
@@ -107,11 +108,21 @@ class SubStage(models.Model):
     worker = models.PositiveIntegerField()
     kind = models.CharField(max_length=8, choices=choices(SubStageKind))
     sequences = models.PositiveIntegerField()
+    part = models.PositiveSmallIntegerField(default=0, help_text="place in its chain (workers.chain)")
+    gang = models.CharField(max_length=64, blank=True, help_text="those that start together")
+    early = models.BooleanField(default=False, help_text="trains while others of its step roll out")
+    yielded = models.BooleanField(default=False, help_text="what is left of one that made room")
+    left = models.FloatField(default=1.0, help_text="part of the sub-stage that remained when it was offered")
+    cached_tokens = models.PositiveIntegerField(default=0)
+    moves_to = models.CharField(max_length=64, blank=True, help_text="node that its sequences were merged into")
+    slot = models.CharField(max_length=220, blank=True, help_text="the resident that runs it: who fuses")
+    reason = models.CharField(max_length=300, blank=True, help_text="why it runs where it does")
     status = models.CharField(max_length=8, choices=choices(SubStageStatus), default=SubStageStatus.READY)
     action_id = models.CharField(max_length=100, null=True, unique=True)
     device = models.ForeignKey(Device, on_delete=models.CASCADE, null=True, related_name="substages")
     share = models.FloatField(null=True)
     tokens = models.BigIntegerField(default=0)
+    forwards = models.PositiveIntegerField(default=0)
     offered_at = models.DateTimeField()
     granted_at = models.DateTimeField(null=True)
     started_at = models.DateTimeField(null=True)
@@ -125,7 +136,9 @@ class SubStage(models.Model):
             models.Index(
                 fields=["attempt"],
                 name="substage_open",
-                condition=Q(status__in=[SubStageStatus.READY, SubStageStatus.GRANTED]),
+                condition=Q(
+                    status__in=[SubStageStatus.READY, SubStageStatus.GRANTED, SubStageStatus.LEAVING]
+                ),
             ),
             models.Index(
                 fields=["device"],
@@ -142,6 +155,52 @@ class SubStage(models.Model):
             models.CheckConstraint(
                 condition=Q(share__isnull=True) | Q(share__gt=0, share__lte=1), name="substage_share"
             ),
+        ]
+
+
+class Allotment(models.Model):
+    """What a sub-stage has of its device for a while: changes of shares and of company begin a new one.
+
+    ``part_ppm`` is what is billed: the share, divided by rows among those who decode in one batch. ``speed``
+    is the solo seconds it is expected to do in a second.
+    """
+
+    substage = models.ForeignKey(SubStage, on_delete=models.CASCADE, related_name="allotments")
+    device = models.ForeignKey(Device, on_delete=models.CASCADE, related_name="allotments")
+    start = models.DateTimeField()
+    end = models.DateTimeField(null=True)
+    share = models.FloatField()
+    part_ppm = models.PositiveIntegerField()
+    speed = models.FloatField(default=1.0)
+    reason = models.CharField(max_length=300, blank=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["substage"], condition=Q(end__isnull=True), name="allotment_one_open"
+            ),
+            models.CheckConstraint(
+                condition=Q(end__isnull=True) | Q(end__gte=F("start")), name="allotment_ends_after_start"
+            ),
+            models.CheckConstraint(condition=Q(share__gt=0, share__lte=1), name="allotment_share"),
+        ]
+        indexes = [
+            models.Index(fields=["device"], name="allotment_open", condition=Q(end__isnull=True)),
+        ]
+
+
+class DeviceCalibration(models.Model):
+    """What was measured on a type of device with a base model (``workers.protocol.Calibration``)."""
+
+    device_type = models.CharField(max_length=64)
+    threads = models.PositiveIntegerField()
+    base_model = models.CharField(max_length=200)
+    values = models.JSONField()
+    measured_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["device_type", "threads", "base_model"], name="calibration_once"),
         ]
 
 

@@ -13,6 +13,7 @@ class DeviceState(StrEnum):
 class SubStageStatus(StrEnum):
     READY = "ready"
     GRANTED = "granted"
+    LEAVING = "leaving"
     DONE = "done"
     LOST = "lost"
 
@@ -20,6 +21,9 @@ class SubStageStatus(StrEnum):
 SUBSTAGE_EDGES: dict[tuple[SubStageStatus, SubStageStatus], str] = {
     (SubStageStatus.READY, SubStageStatus.GRANTED): "The scheduler gave it a share of a device.",
     (SubStageStatus.READY, SubStageStatus.LOST): "Its attempt ended before it was granted.",
+    (SubStageStatus.GRANTED, SubStageStatus.LEAVING): "It was told to make room, or its sequences to move.",
+    (SubStageStatus.LEAVING, SubStageStatus.DONE): "The pipeline reported when it stopped.",
+    (SubStageStatus.LEAVING, SubStageStatus.LOST): "Its attempt ended before it had stopped.",
     (SubStageStatus.GRANTED, SubStageStatus.DONE): "The pipeline reported when it started and ended.",
     (SubStageStatus.GRANTED, SubStageStatus.LOST): "Its attempt ended while it ran.",
 }
