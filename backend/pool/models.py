@@ -114,7 +114,7 @@ class SubStage(models.Model):
     yielded = models.BooleanField(default=False, help_text="what is left of one that made room")
     left = models.FloatField(default=1.0, help_text="part of the sub-stage that remained when it was offered")
     cached_tokens = models.PositiveIntegerField(default=0)
-    moves_to = models.CharField(max_length=64, blank=True, help_text="node that its sequences were merged into")
+    moves_to = models.CharField(max_length=64, blank=True, help_text="node its sequences were merged into")
     slot = models.CharField(max_length=220, blank=True, help_text="the resident that runs it: who fuses")
     reason = models.CharField(max_length=300, blank=True, help_text="why it runs where it does")
     status = models.CharField(max_length=8, choices=choices(SubStageStatus), default=SubStageStatus.READY)
