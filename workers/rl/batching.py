@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ MICRO_BATCH_TOKENS = 8192
 
 @dataclass(frozen=True)
 class Denominator:
-    """Totals over the kept samples of a whole update, all workers together."""
+    """Totals over what a whole update trains, all workers together: sampled tokens and their sequences."""
 
     tokens: int
     sequences: int
@@ -29,11 +29,13 @@ class Denominator:
 
 @dataclass(frozen=True)
 class Batch:
-    """Each list has one entry per sample; log-prob lists have one number per token of the completion.
+    """Each list has one entry per sample; lists of lists have one number per token of the completion.
 
     ``groups`` names the prompt's group within the step. ``keep`` False: the sample is not trained and not
-    counted. ``old_logprobs`` are the trainer's own before the step's first update, ``reference_logprobs``
-    those of the starting weights.
+    counted. ``sampled`` False: the token was not sampled but written by an environment; it is read, and
+    neither trained nor counted, and its log-probs mean nothing. Left out, every token was sampled.
+    ``old_logprobs`` are the trainer's own before the step's first update, ``reference_logprobs`` those of the
+    starting weights.
     """
 
     groups: list[int]
@@ -42,17 +44,20 @@ class Batch:
     engine_logprobs: list[list[float]]
     advantages: list[float]
     keep: list[bool]
+    sampled: list[list[bool]] = field(default_factory=list)
     old_logprobs: list[list[float]] | None = None
     reference_logprobs: list[list[float]] | None = None
 
     def __post_init__(self) -> None:
+        if not self.sampled:
+            object.__setattr__(self, "sampled", [[True] * len(tokens) for tokens in self.completions])
         counts = {name: len(column) for name, column in vars(self).items() if column is not None}
         if len(set(counts.values())) > 1:
             raise ValueError(f"a batch needs one entry per sample in every list; got {counts}")
         for index, completion in enumerate(self.completions):
             if not completion or not self.prompts[index]:
                 raise ValueError(f"sample {index}: prompt and completion need at least one token each")
-            for name in ("engine_logprobs", "old_logprobs", "reference_logprobs"):
+            for name in ("sampled", "engine_logprobs", "old_logprobs", "reference_logprobs"):
                 column = getattr(self, name)
                 if column is not None and len(column[index]) != len(completion):
                     raise ValueError(
@@ -61,6 +66,14 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.groups)
+
+    @property
+    def trained(self) -> list[int]:
+        """The samples that are trained: kept, with at least one sampled token."""
+        return [index for index, kept in enumerate(self.keep) if kept and any(self.sampled[index])]
+
+    def of_groups(self, names: Collection[int]) -> Batch:
+        return self.select([index for index, group in enumerate(self.groups) if group in names])
 
     def select(self, indices: Sequence[int]) -> Batch:
         def rows(column: list[T]) -> list[T]:
@@ -73,6 +86,7 @@ class Batch:
             engine_logprobs=rows(self.engine_logprobs),
             advantages=rows(self.advantages),
             keep=rows(self.keep),
+            sampled=rows(self.sampled),
             old_logprobs=None if self.old_logprobs is None else rows(self.old_logprobs),
             reference_logprobs=None if self.reference_logprobs is None else rows(self.reference_logprobs),
         )
@@ -89,10 +103,8 @@ class Batch:
 
 
 def denominator(batch: Batch, max_tokens: int) -> Denominator:
-    lengths = [
-        len(completion) for completion, kept in zip(batch.completions, batch.keep, strict=True) if kept
-    ]
-    return Denominator(sum(lengths), len(lengths), max_tokens)
+    trained = batch.trained
+    return Denominator(sum(sum(batch.sampled[index]) for index in trained), len(trained), max_tokens)
 
 
 def split_updates(batch: Batch, updates: int) -> list[Batch]:
@@ -101,8 +113,18 @@ def split_updates(batch: Batch, updates: int) -> list[Batch]:
     if updates > len(names):
         raise ValueError(f"{len(names)} groups cannot be split into {updates} updates")
     edges = [len(names) * part // updates for part in range(updates + 1)]
-    parts = [set(names[low:high]) for low, high in pairwise(edges)]
-    return [batch.select([i for i, group in enumerate(batch.groups) if group in part]) for part in parts]
+    return [batch.of_groups(set(names[low:high])) for low, high in pairwise(edges)]
+
+
+def micro_batch_chunks(groups: Collection[int], size: int, group_size: int) -> list[list[int]]:
+    """The groups of one worker's update, in order, in chunks that fill a micro-batch of ``size`` samples.
+
+    The chunks depend on nothing else: each can be computed as soon as its own groups are ready, and
+    ``micro_batches`` of it are the same whenever that is. A group larger than ``size`` is a chunk of its own.
+    """
+    names = sorted(set(groups))
+    count = max(1, size // group_size)
+    return [names[start : start + count] for start in range(0, len(names), count)]
 
 
 def micro_batch_indices(batch: Batch, size: int, tokens: int = MICRO_BATCH_TOKENS) -> list[list[int]]:

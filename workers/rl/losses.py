@@ -1,7 +1,8 @@
 """Policy loss per token, and how tokens are averaged.
 
-Averaging is a weight per token, computed from the whole update's totals (``Denominator``), so the gradient is
-the sum over micro-batches and over workers however the batch is split.
+Averaging is a weight per token that its own sequence decides, and one division by the whole update's totals
+(``Denominator``) at the end: the gradient is a sum over micro-batches and over workers, however the batch is
+split and whatever is not known yet when a part of it is computed.
 """
 
 from __future__ import annotations
@@ -27,17 +28,31 @@ def clipped_policy_loss(
     return torch.maximum(plain_loss, clipped_loss), clipped_loss > plain_loss
 
 
-def token_weights(lengths_R: Tensor, average: Average, denominator: Denominator) -> Tensor:
-    """What a token of each sequence counts, [R] in fp64: the update's loss is the weighted sum over its
-    tokens.
-
-    token: 1 / all tokens (https://arxiv.org/abs/2503.14476). sequence: 1 / (its length x sequences)
-    (https://arxiv.org/abs/2402.03300). constant: 1 / (sequences x max_tokens)
-    (https://arxiv.org/abs/2503.20783).
+def token_weights(lengths_R: Tensor, average: Average) -> Tensor:
+    """What a token of each sequence counts before the division, [R] in fp64: its share of the sequence where
+    each sequence counts once, else 1. ``lengths_R`` count trained tokens.
     """
     lengths = lengths_R.double()
+    return 1 / lengths if average == "sequence" else torch.ones_like(lengths)
+
+
+def divisor(average: Average, over: Denominator) -> int:
+    """What the weighted sum over an update's tokens is divided by.
+
+    token: all tokens (https://arxiv.org/abs/2503.14476). sequence: sequences
+    (https://arxiv.org/abs/2402.03300). constant: sequences x max_tokens (https://arxiv.org/abs/2503.20783).
+    """
     if average == "token":
-        return torch.full_like(lengths, 1 / denominator.tokens)
-    if average == "sequence":
-        return 1 / (lengths * denominator.sequences)
-    return torch.full_like(lengths, 1 / (denominator.sequences * denominator.max_tokens))
+        return over.tokens
+    return over.sequences if average == "sequence" else over.sequences * over.max_tokens
+
+
+def importance_weights(old_N: Tensor, engine_N: Tensor, cap: float) -> tuple[Tensor, Tensor]:
+    """How much likelier each token is now than when it was sampled by older weights, cut at ``cap``; the
+    second result marks those that were cut.
+
+    ``old_N`` are the log-probs before the update: the policy loss stays a ratio to them, and these weights
+    correct for who sampled (the decoupled objective, https://arxiv.org/abs/2505.24298).
+    """
+    ratio = (old_N - engine_N).exp()
+    return ratio.clamp(max=cap), ratio > cap

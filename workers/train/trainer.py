@@ -1,19 +1,23 @@
 """Trains several runs on one base model: an adapter each (LoRA), or a whole copy (full fine-tuning).
 
     forward_backward(micro-batch) … forward_backward(micro-batch) ─► [gradients, summed over workers] ─►
-    optim_step
+    optim_step(the update's totals)
 
 Each call is one yield point: between micro-batches a run holds nothing but its accumulated gradients, so
-calls of different runs may alternate. Parameters, gradients and AdamW's moments are fp32; products are in the
-base weights' type (for full fine-tuning the fp32 masters are rounded for each pass). Forward passes go
-through the rollout engine's decoder, with each prompt computed once for all its completions.
+calls of different runs may alternate. Gradients are of the loss's sum, and the step divides them by the
+update's totals: micro-batches may be computed as their samples come, before the totals are known.
+
+Parameters, gradients and AdamW's moments are fp32; products are in the base weights' type (for full
+fine-tuning the fp32 masters are rounded for each pass). Forward passes go through the rollout engine's
+decoder, with each prompt computed once for all its completions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -26,7 +30,8 @@ from workers.engines.weights import Weights
 from workers.models.limits import ACTIVATION_BYTES
 from workers.rl.batching import Batch, Denominator
 from workers.rl.kl import k3
-from workers.rl.losses import clipped_policy_loss, token_weights
+from workers.rl.losses import clipped_policy_loss, divisor, importance_weights, token_weights
+from workers.rl.sums import Sums
 from workers.spec import LoRA, RLConfig
 from workers.train.parameters import (
     Parameters,
@@ -36,45 +41,7 @@ from workers.train.parameters import (
     save_optimizer,
 )
 
-
-@dataclass(frozen=True)
-class Sums:
-    """Sums over trained tokens, to be added over micro-batches and workers; ``mismatch_max`` is a maximum.
-
-    ``kl`` is None where there was no reference to measure it against.
-    """
-
-    tokens: int = 0
-    loss: float = 0.0
-    kl: float | None = None
-    entropy: float = 0.0
-    clipped: float = 0.0
-    mismatch: float = 0.0
-    mismatch_max: float = 0.0
-
-    def __add__(self, other: Sums) -> Sums:
-        measured = [sums.kl for sums in (self, other) if sums.kl is not None]
-        return Sums(
-            tokens=self.tokens + other.tokens,
-            loss=self.loss + other.loss,
-            kl=sum(measured) if measured else None,
-            entropy=self.entropy + other.entropy,
-            clipped=self.clipped + other.clipped,
-            mismatch=self.mismatch + other.mismatch,
-            mismatch_max=max(self.mismatch_max, other.mismatch_max),
-        )
-
-    def metrics(self) -> dict[str, float]:
-        """The step's metrics by their names in ``workers.protocol.METRICS``. ``loss`` is averaged already."""
-        count = max(1, self.tokens)
-        measured = {} if self.kl is None else {"kl": self.kl / count}
-        return measured | {
-            "loss": self.loss,
-            "entropy": self.entropy / count,
-            "clip_fraction": self.clipped / count,
-            "mismatch": self.mismatch / count,
-            "mismatch_max": self.mismatch_max,
-        }
+T = TypeVar("T")
 
 
 @dataclass
@@ -124,8 +91,9 @@ class TorchTrainer:
 
     @torch.no_grad()
     def logprobs(self, run_key: str, batch: Batch, reference: bool = False) -> list[list[float]]:
-        """Of every sampled token, per sample, at the job's temperature; of the starting weights if
-        ``reference``.
+        """Of every token, per sample, at the job's temperature; of the starting weights if ``reference``.
+
+        0.0 where the token was not sampled.
         """
         run = self._run(run_key)
         if reference:
@@ -133,19 +101,20 @@ class TorchTrainer:
         else:
             weights, adapters = run.parameters.compute(self._base)
         found, _ = _forward(weights, adapters, batch, run.spec.sampling.temperature, self._keep)
-        return [part.tolist() for part in found.split([len(tokens) for tokens in batch.completions])]
+        values = iter(found.tolist())
+        return [[next(values) if sampled else 0.0 for sampled in row] for row in batch.sampled]
 
-    def forward_backward(self, run_key: str, micro: Batch, denominator: Denominator) -> Sums:
-        """Add the micro-batch's gradient to the run's. ``denominator`` covers the whole update, all workers.
+    def forward_backward(self, run_key: str, micro: Batch) -> Sums:
+        """Add the gradient of the micro-batch's loss, not divided yet, to the run's.
 
         ``NotFinite`` when the loss is not; the gradients are then as before.
 
         The ratio is taken to ``micro.old_logprobs``; without them to the current log-probs, detached, which
         is right for the first update after a rollout (the ratio is 1). The mismatch compares the engine with
-        the same numbers: the trainer's log-probs at the weights that sampled.
+        the same numbers: the trainer's log-probs before the update.
         """
         run = self._run(run_key)
-        micro = micro.select([index for index, kept in enumerate(micro.keep) if kept])
+        micro = micro.select(micro.trained)
         if not len(micro):
             return Sums()
         if run.spec.loss.kl_beta > 0 and micro.reference_logprobs is None:
@@ -155,7 +124,7 @@ class TorchTrainer:
         with torch.set_grad_enabled(teaches):
             weights, adapters = run.parameters.compute(self._base)
             logprobs, entropy = _forward(weights, adapters, micro, run.spec.sampling.temperature, self._keep)
-            loss, sums = _loss(run.spec, micro, denominator, logprobs, entropy)
+            loss, sums = _loss(run.spec, micro, logprobs, entropy)
         if not bool(torch.isfinite(loss)):
             raise NotFinite(run_key, f"the loss is {float(loss.detach())}")
         if teaches:
@@ -169,16 +138,21 @@ class TorchTrainer:
     def set_gradients(self, run_key: str, gradients: Mapping[str, Tensor]) -> None:
         self._run(run_key).parameters.set_gradients(gradients)
 
-    def optim_step(self, run_key: str, learning_rate: float) -> float:
-        """AdamW on the accumulated gradients, clipped to the job's norm; returns the norm before clipping.
+    def optim_step(self, run_key: str, learning_rate: float, over: Denominator) -> float:
+        """AdamW on the accumulated gradients, divided by what ``over`` counts for the whole update (all
+        workers) and clipped to the job's norm; returns the norm before clipping.
 
         Gradients are cleared. ``NotFinite`` when the norm is not; the parameters then stay as they are.
         """
         run = self._run(run_key)
+        parts = divisor(run.spec.loss.average, over)
+        if not parts:
+            raise ValueError("an update that trains no token has no gradient")
         parameters = list(run.parameters.named.values())
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+            parameter.grad.div_(parts)
         norm = torch.nn.utils.clip_grad_norm_(parameters, run.spec.optimizer.max_grad_norm)
         if not bool(torch.isfinite(norm)):
             run.optimizer.zero_grad()
@@ -239,10 +213,11 @@ def _forward(
     prompts: dict[tuple[int, ...], int] = {}
     for prompt in batch.prompts:
         prompts.setdefault(prompt, len(prompts))
-    # The last token of a completion predicts nothing that was sampled.
+    places = [[at for at, sampled in enumerate(row) if sampled] for row in batch.sampled]
+    # From its last sampled token on, a completion predicts nothing that was sampled.
     rows = [
-        (prompts[prompt], tokens[:-1])
-        for prompt, tokens in zip(batch.prompts, batch.completions, strict=True)
+        (prompts[prompt], tokens[: found[-1] if found else 0])
+        for prompt, tokens, found in zip(batch.prompts, batch.completions, places, strict=True)
     ]
     device = weights.device
     packed = pack(list(prompts), rows, device)
@@ -252,33 +227,51 @@ def _forward(
     hidden = hidden_states(
         weights, packed.tokens_T, packed.positions_T, packed_attention(packed), adapters, recompute
     )
-    predicting = []
+    predicting: list[int] = []
     cursor = sum(len(prompt) for prompt in prompts)
-    for (_, tokens), last in zip(rows, packed.last_P[packed.row_prompt_R].tolist(), strict=True):
-        predicting += [last, *range(cursor, cursor + len(tokens))]
+    last_R = packed.last_P[packed.row_prompt_R].tolist()
+    for (_, tokens), last, found in zip(rows, last_R, places, strict=True):
+        # A token is predicted by the one before it, the first by the prompt's last.
+        predicting += [cursor + at - 1 if at else last for at in found]
         cursor += len(tokens)
-    targets = torch.tensor([token for tokens in batch.completions for token in tokens], device=device)
-    chosen = hidden[torch.tensor(predicting, device=device)]
-    return chosen_logprobs(chosen, weights.head, targets, temperature)
+    targets = _sampled(batch, batch.completions)
+    chosen = hidden[torch.tensor(predicting, dtype=torch.int64, device=device)]
+    return chosen_logprobs(
+        chosen, weights.head, torch.tensor(targets, dtype=torch.int64, device=device), temperature
+    )
 
 
-def _loss(
-    spec: RLConfig, micro: Batch, denominator: Denominator, logprobs: Tensor, entropy: Tensor
-) -> tuple[Tensor, Sums]:
+def _sampled(batch: Batch, rows: Sequence[Sequence[T]]) -> list[T]:
+    """The entries of the sampled tokens, one sample after the other."""
+    return [
+        value
+        for row, marks in zip(rows, batch.sampled, strict=True)
+        for value, sampled in zip(row, marks, strict=True)
+        if sampled
+    ]
+
+
+def _loss(spec: RLConfig, micro: Batch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, Sums]:
+    """The sum over the micro-batch's sampled tokens, not divided yet."""
     device = logprobs.device
-    lengths = torch.tensor([len(tokens) for tokens in micro.completions], device=device)
+    lengths = torch.tensor([sum(marks) for marks in micro.sampled], device=device)
 
     def per_token(values: Tensor) -> Tensor:
         return values.to(device, torch.float32).repeat_interleave(lengths)
 
     def column(lists: list[list[float]]) -> Tensor:
-        return torch.tensor([number for entry in lists for number in entry], device=device)
+        return torch.tensor(_sampled(micro, lists), device=device)
 
-    current = logprobs.detach()
+    current, engine = logprobs.detach(), column(micro.engine_logprobs)
     old = current if micro.old_logprobs is None else column(micro.old_logprobs)
-    weights = per_token(token_weights(lengths, spec.loss.average, denominator))
+    weights = per_token(token_weights(lengths, spec.loss.average))
     advantages = per_token(torch.tensor(micro.advantages, dtype=torch.float64))
     losses, clipped = clipped_policy_loss(logprobs, old, advantages, spec.loss.clip_low, spec.loss.clip_high)
+    capped_sum = None
+    if spec.asynchronous:
+        importance, capped = importance_weights(old, engine, spec.loss.importance_cap)
+        losses = losses * importance
+        capped_sum = float(capped.sum())
     kl_sum = None
     if micro.reference_logprobs is not None:
         divergence = k3(logprobs, column(micro.reference_logprobs))
@@ -286,13 +279,15 @@ def _loss(
         if spec.loss.kl_beta > 0:
             losses = losses + spec.loss.kl_beta * divergence
     loss = (losses * weights).sum()
-    mismatch = (column(micro.engine_logprobs) - old).abs()
+    mismatch = (engine - old).abs()
     return loss, Sums(
         tokens=len(logprobs),
         loss=float(loss.detach()),
         kl=kl_sum,
         entropy=float(entropy.sum()),
         clipped=float(clipped.sum()),
+        capped=capped_sum,
         mismatch=float(mismatch.sum()),
         mismatch_max=float(mismatch.max()),
+        average=spec.loss.average,
     )
