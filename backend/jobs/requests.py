@@ -2,10 +2,11 @@
 
     {"model", "training_file", "seed", "suffix", "metadata",
      "method": {"type": "reinforcement", "reinforcement": {"grader", "hyperparameters"}},
-     "rl": {...}}
+     "rl": {...}, "environment": {...}}
 
-``rl`` is ours: every field of ``workers.spec.RLConfig``. The hyperparameters are OpenAI's names for three of
-them. Said twice, they must agree. Built-in datasets bring a grader and settings for what is left out. Pure.
+``rl`` is ours: every field of ``workers.spec.RLConfig``; and so is ``environment``, for episodes of several
+turns. The hyperparameters are OpenAI's names for three of them. Said twice, they must agree. Built-in
+datasets bring a grader and settings for what is left out. Pure.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class JobRequest(Strict):
     training_file: str = Field(min_length=1, max_length=200)
     method: Method = Method(type="reinforcement")
     rl: dict[str, Any] = Field(default_factory=dict)
+    environment: dict[str, Any] | None = None
     seed: int | None = None
     suffix: str | None = None
     metadata: dict[str, str] | None = None
@@ -88,6 +90,7 @@ def resolve(request: JobRequest, data: Data) -> JobSpec:
         "model": request.model,
         "training_file": request.training_file,
         "grader": grader,
+        "environment": request.environment,
         "rl": _rl(request, data),
         "seed": request.seed or 0,
         "suffix": request.suffix,

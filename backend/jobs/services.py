@@ -154,6 +154,7 @@ def _prepare(actor: Actor, body: Any) -> Job:
     )
     spec = requests.resolve(request, brought)
     _check_grader(spec, source)
+    _check_environment(spec, source)
     _check_lengths(spec, model)
     _check_devices(spec, actor.organization)
     public_id = job_id()
@@ -209,6 +210,15 @@ def _check_grader(spec: JobSpec, source: File | Dataset) -> None:
                 f"The grader reads item.{name}, but no row of {spec.training_file} has the field {name!r}.",
                 param=requests.GRADER_PATH,
             )
+
+
+def _check_environment(spec: JobSpec, source: File | Dataset) -> None:
+    if spec.environment is not None and spec.environment.number_field not in source.fields:
+        raise InvalidRequest(
+            f"The game needs a number in item.{spec.environment.number_field}, but no row of "
+            f"{spec.training_file} has that field.",
+            param="environment.number_field",
+        )
 
 
 def _check_lengths(spec: JobSpec, model: BaseModel) -> None:

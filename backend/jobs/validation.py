@@ -9,7 +9,13 @@ from typing import Any
 
 from backend.jobs import sizing
 from backend.jobs.models import Job
-from workers.data.rows import RowError, RowProblem, check_grader_fields, check_prompt_lengths
+from workers.data.rows import (
+    RowError,
+    RowProblem,
+    check_environment_fields,
+    check_grader_fields,
+    check_prompt_lengths,
+)
 from workers.models.chat import ChatTokenizer
 from workers.models.config import read_config
 from workers.models.limits import longest_sequence
@@ -50,6 +56,8 @@ def data_check(job: Job) -> int:
     limit = longest_sequence(job.base_model.context_length) - spec.rl.sampling.max_tokens
     try:
         _refuse(check_grader_fields(data, spec.grader))
+        if spec.environment is not None:
+            _refuse(check_environment_fields(data, spec.environment))
         longest = longest_prompt(
             data, (facts.st_size, facts.st_mtime_ns), folder, limit, _what_limits(job, spec)
         )

@@ -153,8 +153,8 @@ def _named_inputs(values: Mapping[str, Any]) -> set[str]:
     inputs = {"model", "training_file", "grader", "seed", "suffix", spec_form.TUNING}
     for section in spec_form.sections(values):
         inputs |= {knob.path for knob in section.knobs}
-        for _, knobs in section.variants:
-            inputs |= {knob.path for knob in knobs}
+        for variant in section.variants:
+            inputs |= {knob.path for knob in variant.knobs}
     return inputs
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -20,15 +20,32 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from backend.jobs.requests import merge
-from workers.spec import FullFineTuning, Grader, LoRA, RLConfig
+from workers.spec import Asynchronous, FullFineTuning, Grader, LoRA, RLConfig, Synchronous
 
 RL = "rl"
 TUNING = f"{RL}.tuning"
 LEARNING_RATE = f"{RL}.optimizer.learning_rate"
+#: Fields that are one of several models, by tag; the first is the default.
+UNIONS: dict[str, dict[str, type[BaseModel]]] = {
+    "mode": {"sync": Synchronous, "async": Asynchronous},
+    "tuning": {"lora": LoRA, "full": FullFineTuning},
+}
+#: How the choice between them reads, and what is said where a model has no settings.
+VARIANT_WORDS = {
+    "sync": ("Synchronous", "Every step samples with the newest weights: rollouts wait for the update."),
+    "async": ("Asynchronous", ""),
+    "lora": ("LoRA adapter", ""),
+    "full": (
+        "Every weight",
+        "All parameters of the model are trained. Each device holds the weights, the gradients and the "
+        "optimizer's moments.",
+    ),
+}
 
 SECTION_WORDS = {
     RL: ("Run", "How long, on how many samples, and what happens to them."),
     f"{RL}.sampling": ("Sampling", "How completions are drawn from the model."),
+    f"{RL}.mode": ("Steps", "Whether rollouts wait for the update before them."),
     TUNING: ("What is trained", "A small adapter beside frozen weights, or every weight."),
     f"{RL}.optimizer": ("Optimizer", "AdamW over the job's optimizer steps."),
     f"{RL}.loss": ("Loss", "The clipped policy-gradient loss and its KL penalty."),
@@ -73,7 +90,7 @@ _GRADERS = get_args(get_args(Grader)[0])
 #: Tags of the spec's tagged unions: ``python``, ``lora``, ...
 TAGS = frozenset(
     tag
-    for model in (*_GRADERS, LoRA, FullFineTuning)
+    for model in (*_GRADERS, *(model for models in UNIONS.values() for model in models.values()))
     for tag in get_args(model.model_fields["type"].annotation)
 )
 
@@ -113,14 +130,24 @@ class Knob:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """One alternative of a tagged union. ``about`` stands where it has no knobs."""
+
+    tag: str
+    title: str
+    about: str
+    knobs: tuple[Knob, ...]
+
+
+@dataclass(frozen=True)
 class Section:
-    """Knobs under one heading. ``variants`` are the alternatives of a tagged union, by tag."""
+    """Knobs under one heading. ``variants`` are the alternatives of a tagged union."""
 
     path: str
     title: str
     about: str
     knobs: tuple[Knob, ...]
-    variants: tuple[tuple[str, tuple[Knob, ...]], ...] = ()
+    variants: tuple[Variant, ...] = ()
     chosen: str = ""
 
 
@@ -131,8 +158,8 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
     found = [Section(RL, *SECTION_WORDS[RL], knobs=tuple(k for k in plain if k.path not in machine))]
     for name, info in RLConfig.model_fields.items():
         path = f"{RL}.{name}"
-        if name == "tuning":
-            found.append(_tuning_section(values["tuning"]))
+        if name in UNIONS:
+            found.append(_union_section(name, values[name]))
         elif _is_model(info.annotation):
             knobs = tuple(_knobs(info.annotation, path, values[name]))
             found.append(Section(path, *SECTION_WORDS[path], knobs=knobs))
@@ -140,16 +167,14 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
     return [*found, Section(f"{RL}.machine", *MACHINE_WORDS, knobs=last)]
 
 
-def _tuning_section(values: Mapping[str, Any]) -> Section:
+def _union_section(name: str, values: Mapping[str, Any]) -> Section:
+    path = f"{RL}.{name}"
     variants = []
-    for model in (LoRA, FullFineTuning):
-        defaults = model().model_dump(mode="json")
-        same = values["type"] == defaults["type"]
-        knobs = tuple(
-            k for k in _knobs(model, TUNING, values if same else defaults) if k.path != f"{TUNING}.type"
-        )
-        variants.append((defaults["type"], knobs))
-    return Section(TUNING, *SECTION_WORDS[TUNING], knobs=(), variants=tuple(variants), chosen=values["type"])
+    for tag, model in UNIONS[name].items():
+        shown = values if values["type"] == tag else model().model_dump(mode="json")
+        knobs = tuple(knob for knob in _knobs(model, path, shown) if knob.path != f"{path}.type")
+        variants.append(Variant(tag, *VARIANT_WORDS[tag], knobs))
+    return Section(path, *SECTION_WORDS[path], knobs=(), variants=tuple(variants), chosen=values["type"])
 
 
 def _knobs(model: type[BaseModel], prefix: str, values: Mapping[str, Any]) -> Iterator[Knob]:
@@ -222,29 +247,31 @@ def rl_from_form(data: QueryDict) -> dict[str, Any]:
     """The ``rl`` object the form describes. An empty input asks for the default; text stays text where a
     number is due, so that the spec's own check names it."""
     tree: dict[str, Any] = {}
-    for knob in _all_knobs(data.get(f"{TUNING}.type", "lora")):
+    tags = {name: data.get(f"{RL}.{name}.type", next(iter(models))) for name, models in UNIONS.items()}
+    for knob in _all_knobs(tags.values()):
         value = _read(knob, data)
         if value is not None:
             _put(tree, knob.path.split(".")[1:], value)
-    _put(tree, ["tuning", "type"], data.get(f"{TUNING}.type", "lora"))
+    for name, tag in tags.items():
+        _put(tree, [name, "type"], tag)
     return tree
 
 
 def shown_values(data: QueryDict, start: Mapping[str, Any]) -> dict[str, Any]:
     """``start`` with what the form says laid over it, right or wrong: what was typed is shown again."""
     said = rl_from_form(data)
-    if said["tuning"]["type"] != start["tuning"]["type"]:
-        model = {"lora": LoRA, "full": FullFineTuning}[said["tuning"]["type"]]
-        start = {**start, "tuning": model().model_dump(mode="json")}
+    for name, models in UNIONS.items():
+        if said[name]["type"] != start[name]["type"]:
+            start = {**start, name: models[said[name]["type"]]().model_dump(mode="json")}
     return merge(dict(start), said)
 
 
-def _all_knobs(tuning: str) -> Iterator[Knob]:
+def _all_knobs(tags: Collection[str]) -> Iterator[Knob]:
     for section in sections(default_values()):
         yield from section.knobs
-        for name, knobs in section.variants:
-            if name == tuning:
-                yield from knobs
+        for variant in section.variants:
+            if variant.tag in tags:
+                yield from variant.knobs
 
 
 def _read(knob: Knob, data: QueryDict) -> Any:
@@ -314,4 +341,4 @@ def field_errors(error: ValidationError) -> dict[str, str]:
 
 def _is_tag(names: list[str], index: int) -> bool:
     """Pydantic puts the tag of a tagged union behind the field that holds it."""
-    return index > 0 and names[index - 1] in {"grader", "tuning"} and names[index] in TAGS
+    return index > 0 and names[index - 1] in {"grader", *UNIONS} and names[index] in TAGS

@@ -9,7 +9,7 @@ from django.http import QueryDict
 from pydantic import ValidationError
 
 from frontend.web import spec_form
-from workers.spec import FullFineTuning, JobSpec, LoRA, RLConfig
+from workers.spec import Asynchronous, FullFineTuning, JobSpec, LoRA, RLConfig
 
 GRADER = {"type": "math", "reference": "{{item.answer}}"}
 
@@ -18,8 +18,8 @@ def knobs() -> list[spec_form.Knob]:
     found = []
     for section in spec_form.sections(spec_form.default_values()):
         found += section.knobs
-        for _, variant in section.variants:
-            found += variant
+        for variant in section.variants:
+            found += variant.knobs
     return found
 
 
@@ -45,7 +45,8 @@ def form(changes: dict[str, Any] | None = None) -> QueryDict:
 
 def test_every_field_of_the_spec_is_shown_once_with_its_default_and_a_word_of_help():
     leaves = spec_form.flat(spec_form.default_values(), "rl")
-    del leaves["rl.tuning.type"]  # the choice between the section's variants
+    del leaves["rl.tuning.type"], leaves["rl.mode.type"]  # the choice between a section's variants
+    leaves["rl.mode.max_staleness"] = Asynchronous().max_staleness  # of the variant that is not chosen
     shown = {knob.path: knob for knob in knobs()}
     assert len(shown) == len(knobs())
     assert {path: knob.value for path, knob in shown.items()} == leaves
@@ -94,6 +95,13 @@ def test_the_other_kind_of_tuning_takes_none_of_loras_settings():
     assert RLConfig.model_validate(rl).tuning == FullFineTuning()
 
 
+def test_an_asynchronous_run_brings_its_staleness():
+    rl = spec_form.rl_from_form(form({"rl.mode.type": "async", "rl.mode.max_staleness": "3"}))
+    assert RLConfig.model_validate(rl).mode == Asynchronous(max_staleness=3)
+    shown = spec_form.shown_values(form({"rl.mode.type": "async"}), spec_form.default_values())
+    assert shown["mode"] == {"type": "async", "max_staleness": 1}
+
+
 def test_stop_texts_survive_being_shown():
     stop = ["END", "\n", "a\\n"]
     knob = next(knob for knob in knobs() if knob.path == "rl.sampling.stop")
@@ -115,6 +123,7 @@ def test_what_was_typed_is_shown_again_right_or_wrong():
         ({"rl.steps": "31"}, {"steps": 31}),
         ({"rl.sampling.max_tokens": "32", "rl.devices": "2"}, {"sampling": {"max_tokens": 32}, "devices": 2}),
         ({"rl.tuning.type": "full"}, {"tuning": {"type": "full"}}),
+        ({"rl.mode.type": "async"}, {"mode": {"type": "async", "max_staleness": 1}}),
         ({"rl.tuning.rank": "8"}, {"tuning": {"type": "lora", "rank": 8}}),
     ],
 )

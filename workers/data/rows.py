@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from workers.graders.templates import TemplateError, item_paths, item_value
-from workers.spec import Grader, PythonGrader
+from workers.spec import Environment, Grader, PythonGrader
 
 Source = Path | str | BinaryIO
 Row = dict[str, Any]
@@ -129,6 +129,19 @@ def check_grader_fields(source: Source, grader: Grader) -> list[RowError]:
                 errors.append(RowError(number, None, path, message))
         if len(errors) >= MAX_ERRORS:
             return errors[:MAX_ERRORS]
+    return errors
+
+
+def check_environment_fields(source: Source, environment: Environment) -> list[RowError]:
+    """The first rows that lack the whole number the game is about."""
+    name, errors = environment.number_field, []
+    for number, row in enumerate(iter_rows(source), start=1):
+        value = row.get(name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            reason = "is missing" if name not in row else f"must be a whole number, not {shown(value)}"
+            errors.append(RowError(number, None, name, f"row {number}: {name} {reason}"))
+            if len(errors) == MAX_ERRORS:
+                break
     return errors
 
 

@@ -63,9 +63,9 @@ function mark(path) {
 // ---------------------------------------------------------------- parts that depend on a choice
 
 function showVariant() {
-  const chosen = form.querySelector('[name="rl.tuning.type"]:checked')?.value;
   for (const variant of form.querySelectorAll("[data-variant]")) {
-    variant.hidden = variant.dataset.variant !== chosen;
+    const { union, variant: tag } = variant.dataset;
+    variant.hidden = tag !== form.querySelector(`[name="${union}.type"]:checked`)?.value;
     variant.disabled = variant.hidden;
   }
 }
@@ -133,10 +133,8 @@ form.addEventListener("input", (event) => {
     touched.add(name);
     mark(name);
   }
-  if (name === "rl.tuning.type") {
-    showVariant();
-    suitRate();
-  }
+  if (name.endsWith(".type")) showVariant();
+  if (name === "rl.tuning.type") suitRate();
   if (name === "training_file") suit();
   if (name === "grader_from") showGrader();
   checkSoon();
