@@ -6,6 +6,7 @@ from workers.rl.batching import (
     Batch,
     Denominator,
     denominator,
+    micro_batch_chunks,
     micro_batch_indices,
     micro_batches,
     split_updates,
@@ -31,6 +32,14 @@ def test_denominator_counts_kept_samples_and_adds_over_workers() -> None:
         total + Denominator(1, 1, 5)
 
 
+def test_denominator_counts_sampled_tokens_and_the_sequences_that_have_some() -> None:
+    marks = [[True, False], [False] * 3, [False, True, True, True, True, True, False]]
+    whole = Batch(**vars(batch([0, 0, 1], [2, 3, 7])) | {"sampled": marks})
+    assert whole.trained == [0, 2]
+    assert denominator(whole, max_tokens=9) == Denominator(tokens=6, sequences=2, max_tokens=9)
+    assert whole.select([2]).sampled == marks[2:]
+
+
 def test_updates_hold_whole_groups() -> None:
     whole = batch([2, 0, 1, 0, 2, 1], [1, 2, 3, 4, 5, 6])
     parts = split_updates(whole, 2)
@@ -46,6 +55,18 @@ def test_micro_batches_keep_groups_together_and_lose_nothing() -> None:
     assert indices == [[3, 4], [1, 2], [0]]
     assert [part.groups for part in micro_batches(whole, 2)] == [[0, 0], [0, 1], [1]]
     assert micro_batch_indices(whole, 2) == indices
+
+
+def test_chunks_of_groups_do_not_wait_for_others() -> None:
+    assert micro_batch_chunks([4, 0, 2, 0, 6, 8], size=9, group_size=4) == [[0, 2], [4, 6], [8]]
+    assert micro_batch_chunks([1, 0], size=8, group_size=16) == [[0], [1]]
+    assert micro_batch_chunks([], size=8, group_size=4) == []
+    whole = batch([2, 0, 1, 0, 1, 2], [3, 4, 2, 9, 1, 5])
+    chunks = micro_batch_chunks(whole.groups, size=4, group_size=2)
+    made = [micro for chunk in chunks for micro in micro_batches(whole.of_groups(chunk), 4)]
+    early = micro_batches(whole.select([5, 0]).of_groups(chunks[1]), 4)
+    assert [micro.groups for micro in made] == [[0, 0, 1, 1], [2, 2]]
+    assert early == made[1:]
 
 
 def test_micro_batches_are_bounded_in_padded_tokens() -> None:
@@ -69,5 +90,7 @@ def test_bad_batches_are_refused() -> None:
         Batch(**good | {"keep": [True]})
     with pytest.raises(ValueError, match="sample 1: 2 tokens but 1 engine_logprobs"):
         Batch(**good | {"engine_logprobs": [[0.0], [0.0]]})
+    with pytest.raises(ValueError, match="sample 1: 2 tokens but 1 sampled"):
+        Batch(**good | {"sampled": [[True], [True]]})
     with pytest.raises(ValueError, match="sample 0: prompt and completion need at least one token"):
         Batch(**good | {"completions": [(), (1, 2)], "engine_logprobs": [[], [0.0, 0.0]]})

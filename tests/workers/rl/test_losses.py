@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 
 from workers.rl.batching import Denominator
 from workers.rl.kl import k3
-from workers.rl.losses import clipped_policy_loss, token_weights
+from workers.rl.losses import clipped_policy_loss, divisor, importance_weights, token_weights
 
 
 def test_clipped_loss_by_hand() -> None:
@@ -30,9 +29,25 @@ def test_gradient_stops_where_clipped() -> None:
 
 def test_averages_by_hand() -> None:
     lengths, totals = torch.tensor([2, 4]), Denominator(tokens=10, sequences=3, max_tokens=8)
-    assert token_weights(lengths, "token", totals).tolist() == [0.1, 0.1]
-    assert token_weights(lengths, "sequence", totals).tolist() == pytest.approx([1 / 6, 1 / 12])
-    assert token_weights(lengths, "constant", totals).tolist() == pytest.approx([1 / 24, 1 / 24])
+    assert token_weights(lengths, "token").tolist() == [1, 1]
+    assert divisor("token", totals) == 10
+    assert token_weights(lengths, "sequence").tolist() == [0.5, 0.25]
+    assert divisor("sequence", totals) == 3
+    assert token_weights(lengths, "constant").tolist() == [1, 1]
+    assert divisor("constant", totals) == 24
+
+
+def test_importance_by_hand() -> None:
+    old, engine = torch.tensor([0.3, 0.4, 0.1, 0.5]).log(), torch.tensor([0.2, 0.1, 0.2, 0.25]).log()
+    weights, capped = importance_weights(old, engine, cap=2.001)
+    torch.testing.assert_close(weights, torch.tensor([1.5, 2.001, 0.5, 2.0]))
+    assert capped.tolist() == [False, True, False, False]
+
+
+def test_importance_of_what_was_next_to_impossible_stays_finite() -> None:
+    weights, capped = importance_weights(torch.tensor([-1.0]), torch.tensor([-1000.0]), cap=2.0)
+    assert weights.tolist() == [2.0]
+    assert capped.tolist() == [True]
 
 
 def test_kl_by_hand() -> None:

@@ -62,7 +62,7 @@ def test_reward_rises(tuning: str, rate: float, tiny: Weights, tiny_folder: Path
             keep=[True] * len(done),
         )
         for micro in micro_batches(batch, 64):
-            trainer.forward_backward("run", micro, denominator(batch, LENGTH))
-        trainer.optim_step("run", rate)
+            trainer.forward_backward("run", micro)
+        trainer.optim_step("run", rate, denominator(batch, LENGTH))
     assert history[0] < 0.1
     assert sum(history[-5:]) / 5 > 0.8
