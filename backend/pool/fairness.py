@@ -1,16 +1,22 @@
 """Virtual time of tenants: who waited may go first, who was away may not make up for it.
 
-Start-time fair queueing: ``Organization.service`` grows by devices x seconds held / weight when a turn ends.
-A turn keeps everybody else off its devices, whether it computes or waits for its grader, so holding is what
-is shared; the bill is by compute. It is the same charge that the scheduler expects of a turn under way.
+Start-time fair queueing: ``Organization.service`` grows by device-seconds / weight. Where a turn holds whole
+devices, it keeps everybody else off them whether it computes or waits for its grader: holding is charged,
+when the turn ends. Elsewhere what is charged is the part of the device that a sub-stage had, from its grant
+to the report that it is over, as its allotments close. It is the same charge that the scheduler expects of
+what is under way; the bill is by compute.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
 
 from django.db.models import F, Max, Min
 
 from backend.jobs.models import Attempt
 from backend.jobs.states import ATTEMPT_TERMINAL
+from backend.pool.models import ServiceInterval
 from backend.tenants.models import Organization
 
 
@@ -19,6 +25,23 @@ def service_add(*, attempt: Attempt, device_seconds: float) -> None:
     Organization.objects.filter(jobs__attempts=attempt.pk).update(
         service=F("service") + device_seconds / F("weight")
     )
+
+
+def services_add(device_seconds: Mapping[int, float]) -> None:
+    """The same for several organizations, by key."""
+    for organization_id in sorted(device_seconds):
+        Organization.objects.filter(pk=organization_id).update(
+            service=F("service") + device_seconds[organization_id] / F("weight")
+        )
+
+
+def held_seconds(services: Iterable[ServiceInterval], since: datetime, until: datetime) -> float:
+    """How long a hold kept a device from others: not while it was out of service."""
+    nothing = timedelta()
+    held = (
+        max(nothing, min(service.end or until, until) - max(service.start, since)) for service in services
+    )
+    return sum(held, nothing).total_seconds()
 
 
 def service_lift(*, organization_id: int) -> None:

@@ -15,13 +15,15 @@ from backend.pool.states import DeviceState, SubStageStatus
 
 #: A device that is lost for longer does not come back: nobody should wait for it.
 GONE_AFTER = timedelta(days=1)
+#: Statuses of sub-stages that have begun and have not reported their end.
+BEGUN = (SubStageStatus.GRANTED, SubStageStatus.LEAVING)
 
 
 def devices() -> QuerySet[Device]:
     """Devices of the pool: not those that are gone for good, unless something is still open on them."""
     held = Placement.objects.filter(device=OuterRef("pk"), closed_at__isnull=True)
-    # Granted means unmetered; saying so lets the small index of those serve.
-    running = SubStage.objects.filter(device=OuterRef("pk"), metered=False, status=SubStageStatus.GRANTED)
+    # Begun means unmetered; saying so lets the small index of those serve.
+    running = SubStage.objects.filter(device=OuterRef("pk"), metered=False, status__in=BEGUN)
     there = ~Q(state=DeviceState.LOST) | Q(lost_at__gte=Now() - GONE_AFTER)
     return (
         Device.objects.filter(there | Exists(held) | Exists(running)).select_related("node").order_by("name")
@@ -59,14 +61,15 @@ def stale_placements() -> QuerySet[Placement]:
 
 
 def attempts_on_lost_devices() -> QuerySet[Attempt]:
-    """Live attempts that hold a device which is lost: what they run there will never report."""
+    """Live attempts that hold a lost device or run something there: it will never report."""
     held = Placement.objects.filter(closed_at__isnull=True, device__state=DeviceState.LOST)
-    return live_attempts().filter(pk__in=held.values("attempt"))
+    running = SubStage.objects.filter(metered=False, status__in=BEGUN, device__state=DeviceState.LOST)
+    return live_attempts().filter(Q(pk__in=held.values("attempt")) | Q(pk__in=running.values("attempt")))
 
 
 def open_substages() -> QuerySet[SubStage]:
     return (
-        SubStage.objects.filter(status__in=[SubStageStatus.READY, SubStageStatus.GRANTED])
+        SubStage.objects.filter(status__in=[SubStageStatus.READY, *BEGUN])
         .select_related("device__node")
         .order_by("id")
     )

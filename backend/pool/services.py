@@ -1,4 +1,4 @@
-"""Writing the pool's facts: nodes and devices, holds, sub-stages, residents, decisions.
+"""Writing the pool's facts: nodes and devices, holds, residents, decisions. Sub-stages are in ``substages``.
 
 Each write names the state it expects. Where somebody was faster it returns False and has changed nothing.
 """
@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
-from backend.jobs.events import event_add
-from backend.jobs.models import Attempt, Event
+from backend.jobs.models import Attempt
 from backend.jobs.states import AttemptStatus
-from backend.pool.fairness import service_add
+from backend.pool.fairness import held_seconds, service_add
 from backend.pool.models import Decision, Device, Node, Placement, Resident, ServiceInterval, SubStage
-from backend.pool.states import DeviceState, SubStageStatus, substage_before
-from workers.protocol import Finished, Offer
+from backend.pool.states import DeviceState, SubStageStatus
 
 
 @dataclass(frozen=True)
@@ -156,93 +154,9 @@ def placements_close(*, attempt: Attempt, now: datetime) -> None:
 
 
 def _held_seconds(placement: Placement, now: datetime) -> float:
-    """How long the hold kept the device from others: not while it was out of service."""
-    since = placement.opened_at
     services = ServiceInterval.objects.filter(device=placement.device_id, start__lte=now)
-    held = (
-        min(service.end or now, now) - max(service.start, since)
-        for service in services.filter(Q(end__isnull=True) | Q(end__gt=since))
-    )
-    return sum(held, timedelta()).total_seconds()
-
-
-def substage_offer(*, attempt: Attempt, offer: Offer, now: datetime) -> SubStage:
-    return SubStage.objects.create(
-        attempt=attempt,
-        job_id=attempt.job_id,
-        node=offer.node,
-        step=offer.step,
-        worker=offer.worker,
-        kind=offer.kind,
-        sequences=offer.sequences,
-        offered_at=now,
-    )
-
-
-def substage_grant(
-    *, attempt_id: int, node: str, device: Device | None, share: float, action_id: str, now: datetime
-) -> bool:
-    return bool(
-        SubStage.objects.filter(
-            attempt_id=attempt_id, node=node, status__in=substage_before(SubStageStatus.GRANTED)
-        ).update(
-            status=SubStageStatus.GRANTED, device=device, share=share, action_id=action_id, granted_at=now
-        )
-    )
-
-
-@transaction.atomic(savepoint=False)
-def substage_finish(*, attempt: Attempt, finished: Finished, now: datetime) -> SubStage | None:
-    """Record when a granted sub-stage ran.
-
-    The interval is cut to [granted, now], and to what the ledger of the device has not closed yet: no clock
-    of another machine can move a bill outside the time in which the device was the job's.
-    """
-    substage = (
-        SubStage.objects.select_for_update(of=("self",))
-        .select_related("device")
-        .filter(attempt=attempt, node=finished.node, status__in=substage_before(SubStageStatus.DONE))
-        .first()
-    )
-    if substage is None:
-        return None
-    earliest = substage.granted_at
-    if substage.device is not None:
-        earliest = max(earliest, substage.device.metered_until)
-    started = min(max(_utc(finished.started_at), earliest), now)
-    substage.started_at = started
-    substage.ended_at = min(max(_utc(finished.ended_at), started), now)
-    substage.tokens = finished.tokens
-    substage.status = SubStageStatus.DONE
-    substage.save(update_fields=["started_at", "ended_at", "tokens", "status"])
-    event_add(job=attempt.job, type=Event.Type.SUBSTAGE, data=substage_row(substage))
-    return substage
-
-
-def substage_row(substage: SubStage) -> dict[str, object]:
-    """What a timeline shows of a sub-stage."""
-    return {
-        "node": substage.node,
-        "kind": substage.kind,
-        "step": substage.step,
-        "worker": substage.worker,
-        "device": substage.device.name if substage.device else None,
-        "share": substage.share,
-        "started_at": substage.started_at.timestamp(),
-        "ended_at": substage.ended_at.timestamp(),
-        "tokens": substage.tokens,
-    }
-
-
-def _utc(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, tz=UTC)
-
-
-def substages_lose(*, attempt: Attempt) -> int:
-    """The attempt is over: what it had offered or begun will not be reported."""
-    return SubStage.objects.filter(attempt=attempt, status__in=substage_before(SubStageStatus.LOST)).update(
-        status=SubStageStatus.LOST
-    )
+    reach = Q(end__isnull=True) | Q(end__gt=placement.opened_at)
+    return held_seconds(services.filter(reach), placement.opened_at, now)
 
 
 def resident_use(*, device: Device, weights_key: str, weights_bytes: int, now: datetime) -> None:

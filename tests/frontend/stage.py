@@ -17,6 +17,7 @@ from backend.jobs.attempts import attempt_fence, attempt_open, checkpoint_record
 from backend.jobs.models import Attempt, Job
 from backend.metering.services import pool_meter
 from backend.pool import services as pool
+from backend.pool import substages
 from backend.pool.models import Device
 from workers.protocol import CheckpointSaved, Finished, Offer, SampleRecord, StepDone, SubStageKind
 
@@ -84,14 +85,22 @@ def run_substage(
 ) -> None:
     node = f"s{step}.w{worker}.{kind}.0"
     offer = Offer(node=node, step=step, worker=worker, kind=kind, sequences=GROUP)
-    pool.substage_offer(attempt=attempt, offer=offer, now=start)
+    substages.substage_offer(attempt=attempt, offer=offer, now=start)
     action = f"{attempt.pk}/{node}"
-    granted = pool.substage_grant(
-        attempt_id=attempt.pk, node=node, device=device, share=share, action_id=action, now=start
+    granted = substages.substage_grant(
+        attempt_id=attempt.pk,
+        node=node,
+        device=device,
+        share=share,
+        slot="",
+        speed=1.0,
+        reason="it was its turn",
+        action_id=action,
+        now=start,
     )
     assert granted
     finished = Finished(node=node, started_at=start.timestamp(), ended_at=end.timestamp(), tokens=tokens)
-    assert pool.substage_finish(attempt=attempt, finished=finished, now=end) is not None
+    assert substages.substage_finish(attempt=attempt, finished=finished, now=end) is not None
 
 
 def step_done(step: int) -> StepDone:

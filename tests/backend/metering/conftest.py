@@ -9,7 +9,8 @@ import pytest
 
 from backend.jobs.models import Attempt
 from backend.jobs.states import JobStatus
-from backend.pool.models import Device, Node, ServiceInterval, SubStage
+from backend.pool.models import Allotment, Device, Node, ServiceInterval, SubStage
+from backend.pool.parts import share_ppm
 from backend.pool.states import SubStageStatus
 from backend.tenants.models import Organization
 from tests import factories
@@ -54,8 +55,9 @@ def grant(
     step: int = 0,
     kind: str = "decode",
 ) -> SubStage:
+    """A sub-stage that has its share, all of it, from when it was granted."""
     number = attempt.substages.count()
-    return SubStage.objects.create(
+    substage = SubStage.objects.create(
         attempt=attempt,
         job=attempt.job,
         node=f"s{step}.{number}",
@@ -70,12 +72,24 @@ def grant(
         offered_at=at(granted),
         granted_at=at(granted),
     )
+    allot(substage, granted, share=share)
+    return substage
+
+
+def allot(substage: SubStage, start: float, *, share: float, part: float | None = None) -> None:
+    """From ``start`` on it has this share, and pays for ``part`` of the device."""
+    substage.allotments.filter(end__isnull=True).update(end=at(start))
+    part_ppm = share_ppm(share if part is None else part)
+    Allotment.objects.create(
+        substage=substage, device=substage.device, start=at(start), share=share, part_ppm=part_ppm
+    )
 
 
 def finish(substage: SubStage, start: float, end: float) -> SubStage:
     substage.started_at, substage.ended_at = at(start), at(end)
     substage.status = SubStageStatus.DONE
     substage.save()
+    substage.allotments.filter(end__isnull=True).update(end=max(at(end), substage.granted_at))
     return substage
 
 

@@ -1,4 +1,4 @@
-"""Holds: all devices or none, for an attempt that may have them, on devices that are there. Sub-stages."""
+"""Holds: all devices or none, for an attempt that may have them, on devices that are there."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from django.db import connection, transaction
 
 from backend.jobs.models import Attempt
 from backend.jobs.states import AttemptStatus
-from backend.pool.models import Device, Placement, SubStage
-from backend.pool.services import placements_open, substage_finish, substage_grant, substages_lose
-from backend.pool.states import SUBSTAGE_EDGES, DeviceState, SubStageStatus
-from tests.backend.metering.conftest import at, grant, make_attempt, make_device
+from backend.pool.models import Device, Placement
+from backend.pool.services import placements_open
+from backend.pool.states import DeviceState
+from tests.backend.metering.conftest import at, make_attempt, make_device
 from tests.backend.metering.test_concurrency import LIMIT, wait_for_waiters
-from workers.protocol import Finished
 
 
 def hold(attempt: Attempt, *devices: Device) -> bool:
@@ -58,30 +57,6 @@ def test_nothing_is_held_when_one_device_is_taken(device, ada, bob):
     assert hold(bob, other)
     assert not hold(ada, device, other)
     assert held() == ["n/cpu1"]
-
-
-@pytest.mark.parametrize("old", SubStageStatus)
-def test_a_sub_stage_changes_along_the_edges_of_the_table_and_no_others(device, ada, old):
-    for new in set(SubStageStatus) - {SubStageStatus.READY}:
-        substage = grant(ada, device, 0)
-        before = SubStage.objects.filter(pk=substage.pk)
-        before.update(status=old)
-        become(new, ada, device, substage.node)
-        assert (before.get().status == new) == ((old, new) in SUBSTAGE_EDGES or old is new), new
-        before.delete()
-
-
-def become(new: SubStageStatus, attempt: Attempt, device: Device, node: str) -> None:
-    match new:
-        case SubStageStatus.GRANTED:
-            substage_grant(
-                attempt_id=attempt.pk, node=node, device=device, share=1.0, action_id="again", now=at(1)
-            )
-        case SubStageStatus.DONE:
-            report = Finished(node=node, started_at=at(1).timestamp(), ended_at=at(2).timestamp(), tokens=0)
-            substage_finish(attempt=attempt, finished=report, now=at(3))
-        case SubStageStatus.LOST:
-            substages_lose(attempt=attempt)
 
 
 @pytest.mark.django_db(transaction=True)
