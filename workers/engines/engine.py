@@ -1,59 +1,45 @@
 """The torch rollout engine: continuous batching of several runs over one base model.
 
-    submit ─► waiting ──prefill──► running ──decode step──► finished
-                 ▲                    │
-                 └──── import_ ◄── export (tokens only; keys and values are computed again)
+    submit ─► waiting ──prefill──► running ──decode step──► finished ──(answer)──┐
+                 ▲                    │                                          │
+                 └───── import_ ◄── export (tokens only)                         │
+                           ▲─────────────────────────────────────────────────────┘
 
 Every decode step advances all rows of the asked runs by one token in one forward pass, each row with its own
 run's adapter. Prompts shared by a group are computed once. The engine is driven from outside: it computes
 only inside ``prefill`` and ``decode``, which return as soon as their boundary is reached or the caller says
 stop.
 
+A sequence that comes in with tokens is computed the cheaper way. If its cache was kept, only what is missing
+is fed, beside the next decode step of all rows: that costs those tokens and no pass of its own. If not, its
+prompt and tokens are computed by a prefill. Both cost less than any other order of the same work: a token
+costs the same in every pass, and a pass has a fixed price.
+
 Memory: the base weights (on a CPU in bf16 a blocked copy of them, for speed) and at most ``kv_tokens`` tokens
-of KV cache of ``cache.bytes_per_token`` each. A sequence reserves its prompt and ``max_tokens``, so a running
-sequence never has to be thrown out. Not thread-safe.
+of KV cache of ``cache.bytes_per_token`` each (``room.py``). Not thread-safe.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from workers.engines.cache import Pool, decode_attention, prefill_attention, rounded
+from workers.engines.cache import Pool, prefill_attention, step_attention
 from workers.engines.decoder import Adapters, head_logits, hidden_states
 from workers.engines.errors import NotFinite
 from workers.engines.lora import check, join, side_by_side
-from workers.engines.packed import PaddedArea, pack
-from workers.engines.sampling import sample, stream_state, uniforms
-from workers.engines.sequences import Progress, Request, Rollout
+from workers.engines.packed import pack
+from workers.engines.room import Room
+from workers.engines.rows import Key, Row, Run
+from workers.engines.sampling import sample, uniforms
+from workers.engines.sequences import Progress, Request, Rollout, refusal
+from workers.engines.step import Step
 from workers.engines.weights import Weights, blocked, from_state_dict
-from workers.models.chat import ChatTokenizer, StopText
+from workers.models.chat import ChatTokenizer
 from workers.models.limits import KV_TOKENS, longest_sequence
-
-
-@dataclass
-class _Row:
-    sequence: Rollout
-    stream: int
-    stop: StopText | None
-
-
-@dataclass
-class _Run:
-    key: str
-    version: int
-    adapter: Adapters | None
-    pool: Pool
-    waiting: deque[_Row] = field(default_factory=deque)
-    running: list[_Row] = field(default_factory=list)  # row i of the pool is running[i]
-    finished: list[Rollout] = field(default_factory=list)  # not handed out yet
-
-    def rows(self) -> list[_Row]:
-        return [*self.running, *self.waiting]
 
 
 class TorchEngine:
@@ -68,9 +54,8 @@ class TorchEngine:
         """``tokenizer`` is needed for stop texts only."""
         self._weights = blocked(weights)
         self._tokenizer = tokenizer
-        self._max_batch = max_batch
-        self._kv_tokens = kv_tokens
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, Run] = {}
+        self._room = Room(self._runs, max_batch, kv_tokens)
         self._stacked: tuple[tuple[object, ...], Adapters | None] | None = None
 
     # ------------------------------------------------------------ runs and their weights
@@ -114,13 +99,12 @@ class TorchEngine:
     def _set(self, run_key: str, version: int, adapter: Adapters | None) -> None:
         run = self._runs.get(run_key)
         if run is None:
-            self._runs[run_key] = _Run(run_key, version, adapter, self._new_pool())
+            weights = self._weights
+            pool = Pool(weights.config, weights.dtype, weights.device)
+            self._runs[run_key] = Run(run_key, version, adapter, pool)
         else:
             run.version, run.adapter = version, adapter
         self._stacked = None
-
-    def _new_pool(self) -> Pool:
-        return Pool(self._weights.config, self._weights.dtype, self._weights.device)
 
     # ------------------------------------------------------------ sequences in and out
 
@@ -129,49 +113,47 @@ class TorchEngine:
         self.import_([Rollout(request) for request in requests])
 
     def import_(self, sequences: Sequence[Rollout]) -> None:
-        """Queue unfinished sequences; what they have sampled is replayed by the next prefill."""
-        taken = {(key, row.sequence.request.key) for key, run in self._runs.items() for row in run.rows()}
+        """Queue unfinished sequences: new, moved, or gone on with after an answer."""
+        taken = {(key, row.key) for key, run in self._runs.items() for row in run.rows()}
         for sequence in sequences:
             self._check(sequence, taken)
             taken.add((sequence.request.run_key, sequence.request.key))
         for sequence in sequences:
-            request = sequence.request
-            stop = StopText(self._tokenizer, request.stop) if request.stop and self._tokenizer else None
-            row = _Row(sequence, stream_state(request.stream), stop)
-            self._runs[request.run_key].waiting.append(row)
+            run = self._runs[sequence.request.run_key]
+            run.forget_unless_of(sequence)
+            run.waiting.append(Row.of(sequence, self._tokenizer))
 
-    def _check(self, sequence: Rollout, taken: set[tuple[str, tuple[int, ...]]]) -> None:
+    def _check(self, sequence: Rollout, taken: set[tuple[str, Key]]) -> None:
         request, config = sequence.request, self._weights.config
-        name = f"sequence {request.key} of run {request.run_key}"
-        limit = longest_sequence(config.context, self._kv_tokens)
         if request.run_key not in self._runs:
-            raise ValueError(f"{name}: the run is not open")
-        if (request.run_key, request.key) in taken:
-            raise ValueError(f"{name}: the key is taken")
-        if not request.prompt:
-            raise ValueError(f"{name}: the prompt is empty")
-        if min(request.prompt) < 0 or max(request.prompt) >= config.vocab:
-            raise ValueError(f"{name}: the prompt holds a token id outside the vocabulary of {config.vocab}")
-        if request.max_tokens < 1:
-            raise ValueError(f"{name}: max_tokens must be at least 1")
-        if sequence.longest > limit:
-            raise ValueError(
-                f"{name}: prompt of {len(request.prompt)} tokens and max_tokens {request.max_tokens} "
-                f"exceed the {limit} tokens of context"
-            )
-        if request.temperature < 0 or not 0 < request.top_p <= 1:
-            raise ValueError(f"{name}: temperature must be 0 or more and top_p above 0, at most 1")
-        if request.stop and self._tokenizer is None:
-            raise ValueError(f"{name}: stop texts need a tokenizer")
-        if sequence.finish is not None or len(sequence.tokens) >= request.max_tokens:
-            raise ValueError(f"{name}: is finished already")
+            reason: str | None = "the run is not open"
+        elif (request.run_key, request.key) in taken:
+            reason = "the key is taken"
+        elif request.stop and self._tokenizer is None:
+            reason = "stop texts need a tokenizer"
+        else:
+            reason = refusal(sequence, config.vocab, longest_sequence(config.context, self._room.kv_tokens))
+        if reason is not None:
+            raise ValueError(f"sequence {request.key} of run {request.run_key}: {reason}")
 
-    def export(self, run_key: str) -> list[Rollout]:
-        """Take the run's unfinished sequences out, for ``import_`` here or in another engine."""
+    def export(self, run_key: str, keys: Collection[Key] | None = None) -> list[Rollout]:
+        """Take unfinished sequences of the run out, for ``import_`` here or in another engine.
+
+        ``keys`` names some, and those of them that are not here are passed over; None takes all.
+        """
         run = self._run(run_key)
-        sequences = [row.sequence for row in run.rows()]
-        self.drop(run_key)
-        return sequences
+        leaving = [row for row in run.rows() if keys is None or row.key in keys]
+        for index in range(len(run.running) - 1, -1, -1):
+            if keys is None or run.running[index].key in keys:
+                run.leave(index)
+        run.waiting = deque(row for row in run.waiting if row not in leaving)
+        for row in leaving:
+            run.kept.pop(row.key, None)
+        return [row.sequence for row in leaving]
+
+    def forget(self, run_key: str) -> None:
+        """Drop the caches kept for sequences that may go on; they are then computed again."""
+        self._run(run_key).kept.clear()
 
     def drop(self, run_key: str) -> None:
         """Cancel the run's sequences; the run stays open."""
@@ -179,7 +161,8 @@ class TorchEngine:
         run.waiting.clear()
         run.running.clear()
         run.finished.clear()
-        run.pool = self._new_pool()
+        run.kept.clear()
+        run.pool = run.pool.emptied()
 
     def counts(self, run_key: str) -> tuple[int, int]:
         """(running, waiting)."""
@@ -189,9 +172,9 @@ class TorchEngine:
     @property
     def cached_tokens(self) -> int:
         """Tokens of KV cache held now; never above ``kv_tokens``."""
-        return sum(run.pool.tokens for run in self._runs.values())
+        return self._room.held
 
-    def _run(self, run_key: str) -> _Run:
+    def _run(self, run_key: str) -> Run:
         if run_key not in self._runs:
             raise ValueError(f"run {run_key} is not open")
         return self._runs[run_key]
@@ -206,6 +189,7 @@ class TorchEngine:
     ) -> Progress:
         """Compute waiting prompts and sample each sequence's next token, as far as rows and memory allow.
 
+        Sequences that go on from a kept cache only take their rows; ``decode`` feeds them what they miss.
         Padding counts towards ``max_tokens_per_forward``; a longer sequence is computed alone in one pass.
         """
         run = self._run(run_key)
@@ -242,11 +226,11 @@ class TorchEngine:
             if not active and not any(run.finished for run in runs):
                 break  # runs that were not asked for hold all rows or memory
             if active:
-                self._step(active, progress)
+                self._step(active, max_tokens_per_forward, progress)
             steps += 1
         return self._counted(progress, runs)
 
-    def _counted(self, progress: Progress, runs: Sequence[_Run]) -> Progress:
+    def _counted(self, progress: Progress, runs: Sequence[Run]) -> Progress:
         for run in runs:
             progress.finished += run.finished
             run.finished = []
@@ -255,23 +239,24 @@ class TorchEngine:
         return progress
 
     @torch.inference_mode()
-    def _prefill_some(self, run: _Run, max_tokens: int, progress: Progress) -> bool:
-        """One forward pass over the next waiting sequences; False when none could be admitted."""
-        rows = self._admit(run, max_tokens)
-        if not rows:
-            return False
-        first = len(run.running) - len(rows)
-        try:
-            self._compute_prompts(run, rows, first, progress)
-        except BaseException:
-            # Out of memory, or interrupted: what was not computed waits again.
-            if len(run.running) == first + len(rows):
-                del run.running[first:]
-                run.waiting.extendleft(reversed(rows))
-            raise
-        return True
+    def _prefill_some(self, run: Run, max_tokens: int, progress: Progress) -> bool:
+        """Seat the next waiting sequences and compute their prompts, in one pass; False when none could be
+        admitted.
+        """
+        kept, rows = self._room.admit(run, max_tokens)
+        if rows:
+            first = len(run.running) - len(rows)
+            try:
+                self._compute_prompts(run, rows, first, progress)
+            except BaseException:
+                # Out of memory, or interrupted: what was not computed waits again.
+                if len(run.running) == first + len(rows):
+                    del run.running[first:]
+                    run.waiting.extendleft(reversed(rows))
+                raise
+        return bool(kept or rows)
 
-    def _compute_prompts(self, run: _Run, rows: Sequence[_Row], first: int, progress: Progress) -> None:
+    def _compute_prompts(self, run: Run, rows: Sequence[Row], first: int, progress: Progress) -> None:
         prompts: dict[tuple[int, ...], int] = {}
         for row in rows:
             prompts.setdefault(row.sequence.request.prompt, len(prompts))
@@ -287,71 +272,50 @@ class TorchEngine:
             prefill_attention(batch, run.pool, source, targets, places),
             run.adapter,
         )
-        progress.prompt_tokens += len(batch.tokens_T)
-        self._emit([(run, row) for row in rows], hidden[torch.tensor(ends, device=device)], progress)
-
-    def _admit(self, run: _Run, max_tokens: int) -> list[_Row]:
-        """Move waiting sequences, oldest first, to the run's rows, and make room for them."""
-        free_rows = self._max_batch - sum(len(other.running) for other in self._runs.values())
-        length = max((rounded(row.sequence.longest) for row in run.running), default=0)
-        others = sum(other.pool.tokens for other in self._runs.values() if other is not run)
-        taken: list[_Row] = []
-        area = PaddedArea()
-        for row in list(run.waiting)[: max(0, free_rows)]:
-            area_with = area.plus(row.sequence.request.prompt, len(row.sequence.tokens))
-            length_with = max(length, rounded(row.sequence.longest))
-            needed = (len(run.running) + len(taken) + 1) * length_with
-            if others + needed > self._kv_tokens and others:
-                others = self._trim(run)
-            if others + needed > self._kv_tokens or (taken and area_with.tokens > max_tokens):
-                break
-            taken.append(row)
-            area, length = area_with, length_with
-        if taken:
-            count = len(run.running) + len(taken)
-            if (
-                count > run.pool.rows
-                or length > run.pool.length
-                or others + run.pool.tokens > self._kv_tokens
-            ):
-                run.pool.resize(count, length, len(run.running))
-            run.running.extend(taken)
-            for _ in taken:
-                run.waiting.popleft()
-        return taken
-
-    def _trim(self, keep: _Run) -> int:
-        """Give back the rows other runs no longer use; the tokens their pools still hold."""
-        held = 0
-        for run in self._runs.values():
-            if run is not keep:
-                if run.pool.rows > len(run.running):
-                    run.pool.resize(len(run.running), run.pool.length, len(run.running))
-                held += run.pool.tokens
-        return held
+        progress.forwards += 1
+        seated = [(run, row) for row in rows]
+        drawn = self._draw(seated, hidden[torch.tensor(ends, device=device)])
+        progress.computed(run.key, len(batch.tokens_T))
+        for row in rows:
+            row.cached = row.sequence.context
+        self._settle(seated, drawn, progress)
 
     @torch.inference_mode()
-    def _step(self, runs: Sequence[_Run], progress: Progress) -> None:
+    def _step(self, runs: Sequence[Run], max_tokens: int, progress: Progress) -> None:
         device = self._weights.device
-        rows = [(run, row) for run in runs for row in run.running]
-        tokens = torch.tensor([row.sequence.tokens[-1] for _, row in rows], device=device)
-        places = torch.tensor([row.sequence.context - 1 for _, row in rows], device=device)
-        parts = list(
-            zip([run.pool for run in runs], places.split([len(run.running) for run in runs]), strict=True)
+        step = Step.of(runs, max_tokens)
+        hidden = hidden_states(
+            self._weights,
+            torch.tensor(step.tokens, device=device),
+            torch.tensor(step.places, device=device),
+            step_attention(step.parts, device),
+            self._adapters(runs, [part.tokens for part in step.parts]),
         )
-        hidden = hidden_states(self._weights, tokens, places, decode_attention(parts), self._adapters(runs))
-        self._emit(rows, hidden, progress)
+        progress.forwards += 1
+        if len(step.ready) < len(step.tokens):
+            hidden = hidden[torch.tensor([index for index, _, _ in step.ready], device=device)]
+        ready = [(run, row) for _, run, row in step.ready]
+        drawn = self._draw(ready, hidden)
+        for run, row, count in step.fed:
+            # What a row is fed to sample is paid for with what it samples.
+            progress.computed(run.key, count - (count == row.missing))
+            row.cached += count
+        self._settle(ready, drawn, progress)
 
-    def _adapters(self, runs: Sequence[_Run]) -> Adapters | None:
-        key = tuple((run.key, len(run.running)) for run in runs)
+    def _adapters(self, runs: Sequence[Run], counts: Sequence[int]) -> Adapters | None:
+        key = tuple(zip((run.key for run in runs), counts, strict=True))
         if self._stacked is None or self._stacked[0] != key:
-            counts = [len(run.running) for run in runs]
             joined = side_by_side([run.adapter for run in runs], counts, self._weights.config.layers)
             self._stacked = (key, joined)
         return self._stacked[1]
 
-    def _emit(self, rows: Sequence[tuple[_Run, _Row]], hidden: Tensor, progress: Progress) -> None:
-        """Sample a token for each row from its last hidden state, and take finished rows out."""
+    def _draw(self, rows: Sequence[tuple[Run, Row]], hidden: Tensor) -> list[tuple[int, float]]:
+        """Each row's next token and its log-prob from its last hidden state.
+
+        A run that diverged loses its sequences and raises; this step of the others is computed again.
+        """
+        if not rows:
+            return []
         device = self._weights.device
         requests = [row.sequence.request for _, row in rows]
         numbers = uniforms([row.stream for _, row in rows], [len(row.sequence.tokens) for _, row in rows])
@@ -361,43 +325,33 @@ class TorchEngine:
             torch.tensor([request.top_p for request in requests], device=device),
             torch.from_numpy(numbers).to(device),
         )
-        self._refuse_not_finite(rows, logprobs)
-        for (run, row), token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
-            row.sequence.tokens.append(token)
-            row.sequence.logprobs.append(logprob)
-            row.sequence.versions.append(run.version)
-            row.sequence.finish = _finish(row)
-        progress.sampled_tokens += len(rows)
-        for run in {id(run): run for run, _ in rows}.values():
-            self._retire(run)
-
-    def _refuse_not_finite(self, rows: Sequence[tuple[_Run, _Row]], logprobs: Tensor) -> None:
-        """Drop the sequences of a run that diverged and raise; this step of the others is computed again."""
         good = torch.isfinite(logprobs)
         if not bool(good.all()):
             key = rows[int((~good).nonzero()[0])][0].key
             self.drop(key)
             raise NotFinite(key, "the model's outputs are not finite")
+        return list(zip(tokens.tolist(), logprobs.tolist(), strict=True))
 
-    def _retire(self, run: _Run) -> None:
+    def _settle(
+        self, rows: Sequence[tuple[Run, Row]], drawn: Sequence[tuple[int, float]], progress: Progress
+    ) -> None:
+        """Write down what was drawn and take rows that ended their turn out."""
+        for (run, row), (token, logprob) in zip(rows, drawn, strict=True):
+            row.sequence.sample(token, logprob, run.version)
+            row.sequence.finish = row.ending()
+            progress.sampled(run.key)
+        for run in {id(run): run for run, _ in rows}.values():
+            self._retire(run)
+
+    def _retire(self, run: Run) -> None:
         run.finished += [row.sequence for row in run.running if row.sequence.finish is not None]
         for index in range(len(run.running) - 1, -1, -1):
-            if run.running[index].sequence.finish is not None:
-                last = run.running.pop()
-                if index < len(run.running):
-                    run.pool.move(len(run.running), index)
-                    run.running[index] = last
-        if not run.running:
-            run.pool = self._new_pool()
-
-
-def _finish(row: _Row) -> str | None:
-    sequence = row.sequence
-    if sequence.tokens[-1] in sequence.request.stop_ids:
-        return "stop"
-    if row.stop is not None and row.stop.found(sequence.tokens) is not None:
-        return "stop"
-    return "length" if len(sequence.tokens) == sequence.request.max_tokens else None
+            sequence = run.running[index].sequence
+            if sequence.finish is not None:
+                if sequence.request.keep and sequence.left:
+                    self._room.keep(run, index)
+                run.leave(index)
+        self._room.fit()
 
 
 def _cache_cells(

@@ -88,8 +88,8 @@ def pack(
     positions = [torch.arange(int(n)) for n in prompt_lengths]
     positions += [torch.arange(int(n)) + start for n, start in zip(row_lengths, starts, strict=True)]
     prompt_total = int(prompt_lengths.sum())
-    prompt_pad, prompt_flat = _padding(prompt_lengths, 0)
-    row_pad, row_flat = _padding(row_lengths, prompt_total)
+    prompt_pad, prompt_flat = padding(prompt_lengths, 0)
+    row_pad, row_flat = padding(row_lengths, prompt_total)
     batch = PackedBatch(
         tokens_T=torch.tensor(flat),
         positions_T=torch.cat(positions),
@@ -104,7 +104,7 @@ def pack(
     return PackedBatch(**{name: tensor.to(device) for name, tensor in vars(batch).items()})
 
 
-def _padding(lengths: Tensor, offset: int) -> tuple[Tensor, Tensor]:
+def padding(lengths: Tensor, offset: int) -> tuple[Tensor, Tensor]:
     """Padded [N, L] -> flat index (padding points at token 0), and the padded places that are real."""
     if not len(lengths) or not int(lengths.max()):
         return torch.zeros(len(lengths), 0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)

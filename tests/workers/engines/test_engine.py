@@ -331,7 +331,7 @@ def test_dropping(engine: TorchEngine) -> None:
         (request("nobody", 0), "the run is not open"),
         (request("base", 0, prompt=()), "the prompt is empty"),
         (request("base", 0, prompt=(5, 999)), "outside the vocabulary of 65"),
-        (request("base", 0, max_tokens=0), "max_tokens must be at least 1"),
+        (request("base", 0, max_tokens=0), "must be at least 1"),
         (request("base", 0, prompt=(5,) * 500, max_tokens=13), "500 tokens and max_tokens 13 exceed the 512"),
         (request("base", 0, top_p=0.0), "top_p above 0"),
         (request("base", 0, temperature=-1.0), "temperature must be 0 or more"),
