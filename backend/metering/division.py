@@ -5,7 +5,8 @@ instant ``t``, so the prices of successive intervals add up to the price of the 
 device that was away begins anew: each time in service has its own ``C`` and is divided by itself.
 
 An occupant with share ``s`` costs its payer ``p * s * d / hour`` over ``d``, and what of that is below a
-micro-dollar is carried to the payer's next piece, on whatever device. So all pieces of a payer together cost
+micro-dollar is carried to the payer's next piece, on whatever device. Where its share changes, it is an
+occupant several times with the same key, and still has one part. So all pieces of a payer together cost
 
     floor(sum of p_i * s_i * d_i / hour)
 
@@ -25,9 +26,9 @@ from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
+from backend.pool.parts import WHOLE
+
 HOUR_US = 3_600_000_000
-#: A whole device, in parts per million.
-WHOLE = 1_000_000
 #: A micro-dollar, in the parts in which every price is whole: micro-dollars an hour x ppm x microseconds.
 MICRO_USD = WHOLE * HOUR_US
 
@@ -37,7 +38,10 @@ _MICROSECOND = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Occupant:
-    """Who was on the device from ``start_us`` to ``end_us`` with ``share_ppm`` of it, and who pays for it."""
+    """Who was on the device from ``start_us`` to ``end_us`` with ``share_ppm`` of it, and who pays for it.
+
+    Those with the same key are one, with shares that change; they do not overlap.
+    """
 
     key: int
     start_us: int
@@ -127,7 +131,7 @@ def divide(
             - device_price(price, lo - in_service_us)
             - sum(part.micro_usd for part in used),
         )
-        parts += used
+        parts += joined(used)
         if idle.device_microseconds or idle.micro_usd:
             parts.append(idle)
     return parts
@@ -149,6 +153,27 @@ def _occupant_part(price: int, occupant: Occupant, lo: int, hi: int, rest: int) 
     )
 
 
+def joined(parts: Iterable[Part]) -> list[Part]:
+    """One part for what an occupant had without a pause, whatever its share was; in order of time."""
+    found: list[Part] = []
+    newest: dict[int | None, int] = {}
+    for part in parts:
+        at = newest.get(part.key)
+        if at is None or found[at].end_us != part.start_us:
+            newest[part.key] = len(found)
+            found.append(part)
+            continue
+        before = found[at]
+        found[at] = replace(
+            before,
+            end_us=part.end_us,
+            device_microseconds=before.device_microseconds + part.device_microseconds,
+            micro_usd=before.micro_usd + part.micro_usd,
+            fraction=before.fraction + part.fraction,
+        )
+    return found
+
+
 def _stretches(
     present: Sequence[Occupant], start_us: int, end_us: int
 ) -> Iterator[tuple[int, int, list[Occupant]]]:
@@ -161,7 +186,7 @@ def _stretches(
     group_end = start_us
     for occupant in present:
         begins = max(occupant.start_us, start_us)
-        if begins >= group_end:
+        if begins >= group_end and not any(_goes_on(before, occupant) for before in group):
             if group:
                 yield at, group_end, group
                 at = group_end
@@ -178,6 +203,10 @@ def _stretches(
         yield at, end_us, []
 
 
+def _goes_on(before: Occupant, after: Occupant) -> bool:
+    return before.key == after.key and before.end_us == after.start_us
+
+
 def peak_ppm(occupants: Iterable[Occupant]) -> int:
     """The largest sum of shares at any instant."""
     changes = [(o.start_us, o.share_ppm) for o in occupants if o.start_us < o.end_us]
@@ -191,16 +220,14 @@ def peak_ppm(occupants: Iterable[Occupant]) -> int:
 
 def fitting(occupants: Iterable[Occupant]) -> tuple[list[Occupant], list[Occupant]]:
     """Those who fit on the device, first come first served, and those who would make it more than whole."""
+    occupants = list(occupants)
+    if peak_ppm(occupants) <= WHOLE:
+        return occupants, []
     kept: list[Occupant] = []
     over: list[Occupant] = []
     for occupant in occupants:
         (kept if peak_ppm([*kept, occupant]) <= WHOLE else over).append(occupant)
     return kept, over
-
-
-def share_ppm(share: float) -> int:
-    """A share as parts per million, rounded down, so that shares which fill a device still fit on it."""
-    return max(1, int(share * WHOLE + 1e-3))
 
 
 def to_us(at: datetime) -> int:

@@ -13,9 +13,10 @@ from typing import Any
 from django.db.models import Q, QuerySet, Sum
 
 from backend.jobs.models import Job
-from backend.metering.division import MICRO_USD, device_price, occupant_price, share_ppm, to_us
+from backend.metering.division import MICRO_USD, device_price, occupant_price, to_us
 from backend.metering.models import AttemptCredit, UsageRecord
-from backend.pool.models import Device, SubStage
+from backend.pool.models import Allotment, Device, SubStage
+from backend.pool.selectors import BEGUN
 from backend.pool.states import SubStageStatus
 
 Entry = UsageRecord.Entry
@@ -46,8 +47,9 @@ def job_live_cost(job: Job, now: datetime) -> dict[str, int]:
         job=job,
         metered=False,
         device__isnull=False,
-        status__in=[SubStageStatus.GRANTED, SubStageStatus.DONE],
-    ).select_related("device")
+        status__in=[*BEGUN, SubStageStatus.DONE],
+    )
+    open_substages = open_substages.select_related("device").prefetch_related("allotments")
     running = [s for s in open_substages if s.step < credited.get(s.attempt_id, s.step + 1)]
     booked, fraction = _total(UsageRecord.objects.filter(substage__in=running, entry=Entry.USAGE))
     unbooked = sum(_price_so_far(substage, now) for substage in running) - (booked * MICRO_USD + fraction)
@@ -121,8 +123,14 @@ def _price_so_far(substage: SubStage, now: datetime) -> int:
     """Of a sub-stage that runs, counted from its grant: at most what it has cost by now, exactly."""
     start = substage.started_at or substage.granted_at
     end = min(substage.ended_at or now, now)
-    us = max(0, to_us(end) - to_us(start))
-    return occupant_price(substage.device.price_micro_usd_hour, share_ppm(substage.share), us)
+    price = substage.device.price_micro_usd_hour
+    return sum(
+        occupant_price(price, row.part_ppm, _overlap_us(row, start, end)) for row in substage.allotments.all()
+    )
+
+
+def _overlap_us(row: Allotment, start: datetime, end: datetime) -> int:
+    return max(0, to_us(min(row.end or end, end)) - to_us(max(row.start, start)))
 
 
 def _window(device: Device, start: datetime | None, end: datetime | None) -> tuple[datetime, datetime]:

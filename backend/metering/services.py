@@ -3,7 +3,8 @@
     device.metered_until ──── [metered_until, watermark) becomes rows ────► watermark
 
 Everything before ``metered_until`` is in the ledger, once. A reading goes up to the watermark: the earliest
-instant at which something may still come in (a sub-stage that was granted and has not reported).
+instant at which something may still come in (a sub-stage that was granted and has not reported). A sub-stage
+is billed for what its allotments were while it computed.
 
 Order of locks. A report holds its job's row and then meters, so the device comes after the job. A reading
 from elsewhere holds the device and must not wait for a job: it takes the rows of jobs that are free, and
@@ -25,9 +26,10 @@ from django.db.models import Exists, F, OuterRef, Q, QuerySet
 
 from backend.jobs.events import event_add
 from backend.jobs.models import Attempt, Event, Job
-from backend.metering.division import Occupant, Part, clip, divide, fitting, from_us, share_ppm, to_us
+from backend.metering.division import Occupant, Part, clip, divide, fitting, from_us, to_us
 from backend.metering.models import AttemptCredit, UsageRecord
 from backend.pool.models import Device, ServiceInterval, SubStage
+from backend.pool.selectors import BEGUN
 from backend.pool.states import DeviceState, SubStageStatus
 
 logger = logging.getLogger(__name__)
@@ -62,13 +64,14 @@ def device_meter(*, device_id: int, until: datetime) -> int:
     """
     # The weaker lock: rows that point to the device (grants, holds) may still be written meanwhile.
     device = Device.objects.select_for_update(no_key=True).get(pk=device_id)
-    granted, done = _unmetered(device)
-    watermark = min([_in_service_until(device, until, done), *(s.granted_at for s in granted)])
+    begun, done = _unmetered(device)
+    watermark = min([_in_service_until(device, until, done), *(s.granted_at for s in begun)])
     runs, watermark, carried = _lockable([s for s in done if s.started_at < watermark], watermark, device)
     if watermark <= device.metered_until:
         return 0
-    _tell_late(device, runs)
-    usage = _records(device, _parts(device, runs, watermark, carried), runs)
+    occupants = [occupant for substage in runs for occupant in _occupants(substage)]
+    _tell_late(device, occupants)
+    usage = _records(device, _parts(device, occupants, watermark, carried), runs)
     credited = _credited_steps(runs)
     reversals = _reversals(record for record in usage if _forgiven(record, credited))
     UsageRecord.objects.bulk_create(reversals)
@@ -114,16 +117,15 @@ def attempt_credit(*, attempt: Attempt, since_step: int) -> int:
 
 
 def _unmetered(device: Device) -> tuple[list[SubStage], list[SubStage]]:
-    """Granted and finished sub-stages, in one query: one must not slip through between two."""
+    """Sub-stages that run and that finished, in one query: one must not slip through between two."""
     rows = list(
-        SubStage.objects.filter(
-            device=device, metered=False, status__in=[SubStageStatus.GRANTED, SubStageStatus.DONE]
-        )
+        SubStage.objects.filter(device=device, metered=False, status__in=[*BEGUN, SubStageStatus.DONE])
         .select_related("job")
+        .prefetch_related("allotments")
         .order_by("granted_at", "pk")
     )
-    granted = [row for row in rows if row.status == SubStageStatus.GRANTED]
-    return granted, [row for row in rows if row.status == SubStageStatus.DONE]
+    begun = [row for row in rows if row.status in BEGUN]
+    return begun, [row for row in rows if row.status == SubStageStatus.DONE]
 
 
 def _in_service_until(device: Device, until: datetime, done: Sequence[SubStage]) -> datetime:
@@ -148,26 +150,32 @@ def _lockable(
     return [s for s in runs if s.started_at < watermark], watermark, carried
 
 
-def _tell_late(device: Device, runs: Sequence[SubStage]) -> None:
+def _occupants(substage: SubStage) -> list[Occupant]:
+    """What it had of the device while it computed."""
+    rows = sorted(substage.allotments.all(), key=lambda row: row.start)
+    spans = [(to_us(row.start), to_us(row.end or substage.ended_at), row.part_ppm) for row in rows]
+    had = [Occupant(substage.pk, *span, substage.job_id) for span in spans if span[2]]
+    return clip(had, to_us(substage.started_at), to_us(substage.ended_at))
+
+
+def _tell_late(device: Device, occupants: Iterable[Occupant]) -> None:
     """What began before ``metered_until`` without a row there came too late: that time is booked as idle."""
-    early = [s for s in runs if s.started_at < device.metered_until]
-    known = set(UsageRecord.objects.filter(substage__in=early).values_list("substage_id", flat=True))
-    for substage in (s for s in early if s.pk not in known):
+    early = {o.key: o.start_us for o in occupants if o.start_us < to_us(device.metered_until)}
+    known = UsageRecord.objects.filter(substage__in=early).values_list("substage_id", flat=True)
+    for key in early.keys() - set(known):
         logger.error(
             "sub-stage %s on %s began at %s, but the ledger is closed up to %s: only the rest is billed",
-            substage.pk,
+            key,
             device.name,
-            substage.started_at.isoformat(),
+            from_us(early[key]).isoformat(),
             device.metered_until.isoformat(),
         )
 
 
 def _parts(
-    device: Device, runs: Sequence[SubStage], watermark: datetime, carried: dict[int, int]
+    device: Device, occupants: Iterable[Occupant], watermark: datetime, carried: dict[int, int]
 ) -> list[Part]:
-    fits, over = fitting(
-        Occupant(s.pk, to_us(s.started_at), to_us(s.ended_at), share_ppm(s.share), s.job_id) for s in runs
-    )
+    fits, over = fitting(occupants)
     for occupant in over:
         logger.error("sub-stage %s did not fit on %s and is not billed", occupant.key, device.name)
     parts: list[Part] = []

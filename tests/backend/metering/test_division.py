@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from backend.metering.division import (
     MICRO_USD,
-    WHOLE,
     Occupant,
     Part,
     device_price,
@@ -22,9 +21,9 @@ from backend.metering.division import (
     from_us,
     occupant_price,
     peak_ppm,
-    share_ppm,
     to_us,
 )
+from backend.pool.parts import WHOLE, share_ppm
 
 S = 1_000_000
 MS = 1_000
