@@ -62,6 +62,18 @@ def for_members(view: View) -> View:
     return guarded
 
 
+def for_operators(view: View) -> View:
+    """As ``for_members``; for everybody but operators there is no such page."""
+
+    @wraps(view)
+    def guarded(request: HttpRequest, actor: Actor, *args: Any, **kwargs: Any) -> HttpResponse:
+        if not request.user.is_staff:
+            raise NotFound("There is no such page.")
+        return view(request, actor, *args, **kwargs)
+
+    return for_members(guarded)
+
+
 def _to_sign_in(request: HttpRequest) -> HttpResponse:
     """A fragment must not be filled with the sign-in page: htmx is told to leave for it."""
     if request.headers.get("HX-Request"):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from frontend.web.lanes import Piece, Slice, stack
 from workers.protocol import METRICS
 
 Figure = dict[str, Any]
@@ -48,6 +49,8 @@ LEGEND = [(KIND_WORDS[kind], colour) for kind, colour in KIND_COLOURS.items()]
 LEGEND.append(("Other jobs", NEIGHBOUR_COLOUR))
 #: Work that needs no device (grading) is drawn in a lane of its own.
 HOST_LANE = "host"
+#: What a lane's bars may fill of the distance from lane to lane.
+LANE_HEIGHT = 0.8
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ CHARTS = (
     Chart("grad_norm", "Gradient norm", "#56b4e9", floor=True),
     Chart("clip_fraction", "Clipped tokens", "#d55e00", floor=True),
     Chart("zero_variance_groups", "Groups that teach nothing", "#0072b2", floor=True),
+    Chart("waiting", "Waiting for a device", "#e69f00", floor=True),
 )
 BY_KEY = {chart.key: chart for chart in CHARTS}
 
@@ -172,16 +176,21 @@ def _metric_layout(chart: Chart) -> dict[str, Any]:
 def timeline_figure(rows: Sequence[Row]) -> Figure:
     """Sub-stages as bars in one lane per device: start and end along x, share of the device as thickness.
 
-    Rows: device (None: needs no device), kind, started_at, ended_at, share, mine; and of the job's own step,
-    worker, tokens. A neighbour shows as grey, without a name.
+    Rows: device (None: needs no device), kind, started_at, ended_at, share, mine; of the job's own step,
+    worker, tokens; and where the share changed on the way ``shares``, a list of {from, to, share}.
+    A neighbour shows as grey, without a name.
     """
-    placed = stack(rows)
+    slices = stack(piece for row in rows for piece in _pieces(row))
     lanes = sorted({lane(row) for row in rows})
     traces = [
-        _bars([item for item in placed if item[0]["mine"] and item[0]["kind"] == kind], lanes, kind)
+        _bars(
+            [part for part in slices if part.piece.row["mine"] and part.piece.row["kind"] == kind],
+            lanes,
+            kind,
+        )
         for kind in KIND_COLOURS
     ]
-    traces.append(_bars([item for item in placed if not item[0]["mine"]], lanes, None))
+    traces.append(_bars([part for part in slices if not part.piece.row["mine"]], lanes, None))
     return {"data": [trace for trace in traces if trace["x"]], "layout": _timeline_layout(lanes)}
 
 
@@ -197,55 +206,28 @@ def lane(row: Row) -> str:
     return row["device"] or HOST_LANE
 
 
-def stack(rows: Sequence[Row]) -> list[tuple[Row, float]]:
-    """Each row with the bottom of its bar in its lane, in [0, 1): what runs together lies above each other.
-
-    Greedy by start: the lowest place that is free for the row's whole thickness. Where shares add up to more
-    than the device, which rounding can cause, the row lies at the bottom.
-    """
-    running: dict[str, list[tuple[datetime, float, float]]] = {}
-    placed = []
-    for row in sorted(rows, key=lambda row: (lane(row), row["started_at"], row["ended_at"])):
-        beside = [bar for bar in running.get(lane(row), []) if bar[0] > row["started_at"]]
-        thickness = _thickness(row)
-        bottom = _lowest_gap([(low, high) for _, low, high in beside], thickness)
-        running[lane(row)] = [*beside, (row["ended_at"], bottom, bottom + thickness)]
-        placed.append((row, bottom))
-    return placed
+def _pieces(row: Row) -> list[Piece]:
+    """The row by its shares. The job's own work lies below that of others."""
+    whole = {"from": row["started_at"], "to": row["ended_at"], "share": row["share"]}
+    order = (not row["mine"], row["worker"] or 0, row["started_at"], row["ended_at"])
+    return [
+        Piece(lane(row), turn["from"], turn["to"], _thickness(row, turn["share"]), order, row)
+        for turn in row.get("shares") or [whole]
+    ]
 
 
-def _thickness(row: Row) -> float:
-    return row["share"] if row["device"] and row["share"] else 1.0
+def _thickness(row: Row, share: float | None) -> float:
+    return share if row["device"] and share else 1.0
 
 
-def _lowest_gap(taken: list[tuple[float, float]], thickness: float) -> float:
-    bottom = 0.0
-    for low, high in sorted(taken):
-        if low - bottom >= thickness - 1e-9:
-            return bottom
-        bottom = max(bottom, high)
-    return bottom if bottom + thickness <= 1 + 1e-9 else 0.0
-
-
-def _bars(placed: Sequence[tuple[Row, float]], lanes: Sequence[str], kind: str | None) -> dict[str, Any]:
-    height = 0.8
-    rows = [row for row, _ in placed]
+def _bars(slices: Sequence[Slice], lanes: Sequence[str], kind: str | None) -> dict[str, Any]:
     name = KIND_WORDS[kind] if kind else LEGEND[-1][0]
     own = "step %{customdata[2]} · worker %{customdata[3]}<br>" if kind else ""
     tokens = "<br>%{customdata[4]:,} tokens" if kind else ""
     return {
-        "type": "bar",
-        "orientation": "h",
         "name": name,
-        "y": [lanes.index(lane(row)) for row in rows],
-        "base": [_iso(row["started_at"]) for row in rows],
-        "x": [_milliseconds(row) for row in rows],
-        "width": [height * _thickness(row) for row in rows],
-        "offset": [height * (bottom - 0.5) for _, bottom in placed],
-        "customdata": [
-            [_milliseconds(row) / 1000, 100 * _thickness(row), row["step"], row["worker"], row["tokens"]]
-            for row in rows
-        ],
+        **bars(slices, lanes),
+        "customdata": [_told(part.piece) for part in slices],
         "marker": {
             "color": KIND_COLOURS[kind] if kind else NEIGHBOUR_COLOUR,
             "opacity": 1.0 if kind else 0.35,
@@ -258,13 +240,30 @@ def _bars(placed: Sequence[tuple[Row, float]], lanes: Sequence[str], kind: str |
     }
 
 
-def _iso(moment: datetime) -> str:
+def _told(piece: Piece) -> list[Any]:
+    """Seconds and percent of a bar, and of the job's own what was done: never of a neighbour."""
+    row = piece.row
+    seconds = (piece.end - piece.start).total_seconds()
+    return [seconds, 100 * piece.part, row["step"], row["worker"], row["tokens"]]
+
+
+def bars(slices: Sequence[Slice], lanes: Sequence[str]) -> dict[str, Any]:
+    """The geometry of horizontal bars in their lanes."""
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "y": [lanes.index(part.piece.lane) for part in slices],
+        "base": [iso(part.start) for part in slices],
+        "x": [(part.end - part.start).total_seconds() * 1000 for part in slices],
+        "width": [LANE_HEIGHT * part.height for part in slices],
+        # Plotly counts downwards here: the pile begins at the lane's lower edge.
+        "offset": [LANE_HEIGHT * (0.5 - part.bottom - part.height) for part in slices],
+    }
+
+
+def iso(moment: datetime) -> str:
     """Plotly reads times without a zone; UTC is written everywhere."""
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-
-
-def _milliseconds(row: Row) -> float:
-    return (row["ended_at"] - row["started_at"]).total_seconds() * 1000
 
 
 def _timeline_layout(lanes: Sequence[str]) -> dict[str, Any]:

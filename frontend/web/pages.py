@@ -30,6 +30,10 @@ TIMELINE_ROWS = 1500
 SAMPLES_PER_PAGE = 64
 #: Spans the timeline offers, in minutes.
 TIMELINE_SPANS = (2, 10, 60)
+WAITING_HELP = (
+    f"Of the last {rows.PACE_STEPS} steps: the time in which the job wanted a device and computed on none. "
+    "Waiting is free."
+)
 #: Types of events, what they are called, and whether they are shown at first.
 EVENT_TYPES = (
     (Event.Type.STATUS, "Status", True),
@@ -131,6 +135,8 @@ def _header(actor: Actor, found: Job) -> dict[str, Any]:
         "cost": job_live_cost(found, now)["total_micro_usd"],
         "newest": newest[0] if newest else {},
         "elapsed": words.elapsed_seconds(found, now),
+        "waiting": words.percent_waiting(newest),
+        "waiting_help": WAITING_HELP,
         "left": words.seconds_left(found, pace),
         "may_cancel": actor.role.can_write and not words.is_over(found),
     }

@@ -6,7 +6,7 @@ from django.contrib.auth.views import LogoutView
 from django.urls import path
 from django.views.generic import RedirectView
 
-from frontend.web import account, downloads, keys, new_job, pages, pool, streams
+from frontend.web import account, cluster, downloads, keys, new_job, pages, streams
 
 app_name = "web"
 
@@ -34,5 +34,6 @@ urlpatterns = [
     path("jobs/<slug:job_id>/checkpoints/<slug:checkpoint_id>.tar", downloads.checkpoint, name="checkpoint"),
     path("keys", keys.keys, name="keys"),
     path("keys/<int:key_id>/revoke", keys.revoke, name="key_revoke"),
-    path("pool", pool.pool, name="pool"),
+    path("cluster", cluster.cluster, name="cluster"),
+    path("cluster/live", cluster.cluster_live, name="cluster_live"),
 ]

@@ -111,20 +111,26 @@ def test_a_neighbour_tells_nothing_of_itself():
     assert theirs["name"] == "Other jobs"
 
 
-def test_what_runs_together_lies_above_each_other():
-    rows = [bar(0, 10, share=0.6), bar(2, 3, share=0.4), bar(6, 3, share=0.4), bar(11, 1)]
-    assert [bottom for _, bottom in figures.stack(rows)] == [0.0, 0.6, 0.6, 0.0]
+def test_a_bar_is_as_thick_as_its_share_and_lies_at_the_bottom_of_its_lane():
+    mine, theirs = figures.timeline_figure([bar(0, 10, share=0.25), bar(2, 3, share=0.5, mine=False)])["data"]
+    height = figures.LANE_HEIGHT
+    assert mine["width"] == [0.25 * height] and theirs["width"] == [0.5 * height]
+    # The axis counts downwards: a lane reaches from -half to half.
+    assert mine["offset"][0] + mine["width"][0] == pytest.approx(height / 2)
+    assert theirs["offset"][0] + theirs["width"][0] == pytest.approx(mine["offset"][0])
 
 
-def test_the_lowest_free_place_is_taken():
-    rows = [bar(0, 2, share=0.25), bar(0, 9, share=0.5), bar(3, 1, share=0.25)]
-    placed = {row["started_at"]: bottom for row, bottom in figures.stack(rows)}
-    assert placed[rows[2]["started_at"]] == 0.0
-
-
-def test_bars_never_leave_their_lane():
-    rows = [bar(0, 5, share=0.7), bar(1, 5, share=0.7)]
-    assert all(0 <= bottom <= 0.3 for _, bottom in figures.stack(rows))
+def test_a_share_that_changes_on_the_way_is_drawn_as_it_was():
+    changed = bar(0, 10, share=0.25)
+    turns = ((0, 4, 1.0), (4, 10, 0.25))
+    changed["shares"] = [
+        {"from": START + timedelta(seconds=a), "to": START + timedelta(seconds=b), "share": share}
+        for a, b, share in turns
+    ]
+    (trace,) = figures.timeline_figure([changed])["data"]
+    assert trace["x"] == [4000.0, 6000.0]
+    assert trace["width"] == [figures.LANE_HEIGHT, 0.25 * figures.LANE_HEIGHT]
+    assert [told[:2] for told in trace["customdata"]] == [[4.0, 100.0], [6.0, 25.0]]
 
 
 def test_a_window_counts_back_from_the_newest_end():

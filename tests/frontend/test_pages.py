@@ -21,7 +21,7 @@ from backend.tenants.models import Membership, Role
 from frontend.web import urls
 from tests import factories
 from tests.frontend import stage
-from tests.frontend.conftest import Tenant, signed_in
+from tests.frontend.conftest import Tenant
 from tests.frontend.test_spec_form import form
 
 #: Routes about one job, asked with GET, and what answers them: a page, a fragment, or data.
@@ -35,10 +35,11 @@ OF_A_JOB = (
     "job_checkpoints",
     "job_cost",
 )
-#: The rest, each with a test of its own below, in test_keys.py or in test_streams.py.
+#: The rest, each with a test of its own below, in test_keys.py, in test_streams.py or in test_cluster.py.
 OTHERS = {
     "home", "sign_in", "sign_out", "switch_organization", "jobs", "job_rows", "jobs_stream", "new_job",
-    "new_job_preview", "upload", "job_stream", "job_cancel", "checkpoint", "pool", "keys", "key_revoke",
+    "new_job_preview", "upload", "job_stream", "job_cancel", "checkpoint", "keys", "key_revoke", "cluster",
+    "cluster_live",
 }  # fmt: skip
 
 
@@ -119,13 +120,6 @@ def test_the_organization_is_chosen_among_ones_own(acme, northwind, tmp_path):
     refused = acme.client.post(url("switch_organization"), {"organization": third.slug})
     assert refused.status_code == 404
     assert "theirs" in acme.client.get(url("jobs")).content.decode()
-
-
-def test_only_operators_see_the_pool(acme, ran):
-    assert acme.client.get(url("pool")).status_code == 404
-    operator = signed_in(factories.user(is_staff=True))
-    page = operator.get(url("pool")).content.decode()
-    assert "node-a/cpu0" in page
 
 
 def test_pages_allow_no_foreign_and_no_inline_script(acme, ran):

@@ -1,5 +1,6 @@
 // The job page: charts, fragments and events follow the job's stream.
 import { openStream, throttled } from "./live.js";
+import { draw, getJson, themed } from "./plots.js";
 
 const MAX_EVENTS_PER_TYPE = 60;
 const page = document.getElementById("job");
@@ -41,60 +42,8 @@ document.querySelector("[role=tablist]").addEventListener("keydown", (event) => 
 
 // ---------------------------------------------------------------- charts
 
-const CONFIG = { displayModeBar: false, responsive: true };
-
 function charts() {
   return [...document.querySelectorAll("[data-chart]")];
-}
-
-function colour(token) {
-  const probe = document.createElement("span");
-  probe.style.color = `var(${token})`;
-  document.body.append(probe);
-  const found = getComputedStyle(probe).color;
-  probe.remove();
-  return found;
-}
-
-// What a figure leaves to the theme, as Plotly's dotted names.
-function themed() {
-  const [text, muted, line, raised] = ["--text", "--muted", "--line", "--raised"].map(colour);
-  const family = getComputedStyle(document.body).fontFamily;
-  const axis = (name) => ({
-    [`${name}.gridcolor`]: line,
-    [`${name}.linecolor`]: line,
-    [`${name}.tickfont.color`]: muted,
-    [`${name}.title.font.color`]: muted,
-  });
-  return {
-    paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
-    "font.family": family,
-    "font.size": 11,
-    "font.color": text,
-    "hoverlabel.bgcolor": raised,
-    "hoverlabel.bordercolor": line,
-    "hoverlabel.font.color": text,
-    "hoverlabel.font.family": family,
-    ...axis("xaxis"),
-    ...axis("yaxis"),
-  };
-}
-
-function withTheme(layout) {
-  const full = structuredClone(layout);
-  for (const [name, value] of Object.entries(themed())) {
-    const parts = name.split(".");
-    let at = full;
-    for (const part of parts.slice(0, -1)) at = at[part] ??= {};
-    at[parts.at(-1)] = value;
-  }
-  return full;
-}
-
-function draw(plot, figure) {
-  plot.classList.remove("waiting");
-  return Plotly.react(plot, figure.data, withTheme(figure.layout), CONFIG);
 }
 
 function drawCharts(figures) {
@@ -114,12 +63,6 @@ function showLatest(plot) {
   const value = plot.data.at(-1).y.at(-1);
   const { tick, digits } = place.dataset;
   place.textContent = value === undefined || value === null ? "–" : tick + value.toFixed(Number(digits));
-}
-
-async function getJson(url) {
-  const answer = await fetch(url);
-  if (!answer.ok || answer.redirected) throw new Error(`${url}: ${answer.status}`);
-  return answer.json();
 }
 
 async function extendCharts() {

@@ -3,18 +3,18 @@
 
 const WORDS = { live: "Live", lost: "Reconnecting", paused: "Paused", off: "Not live: reload the page", over: "Finished" };
 
-export function openStream(url, { after = null, on, onReopen = () => {} }) {
+function show(state) {
   const badge = document.querySelector("[data-live]");
+  if (!badge) return;
+  badge.dataset.state = state;
+  badge.textContent = WORDS[state];
+}
+
+export function openStream(url, { after = null, on, onReopen = () => {} }) {
   let source = null;
   let seen = after;
   let over = false;
   let openings = 0;
-
-  function show(state) {
-    if (!badge) return;
-    badge.dataset.state = state;
-    badge.textContent = WORDS[state];
-  }
 
   function open() {
     if (over || source) return;
@@ -55,6 +55,45 @@ export function openStream(url, { after = null, on, onReopen = () => {} }) {
   addEventListener("pagehide", close);
   addEventListener("pageshow", follow);
   follow();
+}
+
+// Does `work` after `ms`, and again after as many as it answers with, while the page can be seen. What it gives
+// back does the work at once; a failure is tried again.
+export function poll(work, ms) {
+  let timer = null;
+  let working = false;
+  let again = false;
+
+  async function go() {
+    clearTimeout(timer);
+    again = working;
+    if (working || document.hidden) return;
+    working = true;
+    try {
+      ms = await work();
+      show("live");
+    } catch (error) {
+      console.warn(error.message);
+      show("lost");
+    }
+    working = false;
+    if (again) go();
+    else timer = setTimeout(go, ms);
+  }
+
+  function follow() {
+    if (document.hidden) {
+      clearTimeout(timer);
+      show("paused");
+    } else {
+      go();
+    }
+  }
+
+  document.addEventListener("visibilitychange", follow);
+  show("live");
+  timer = setTimeout(go, ms);
+  return go;
 }
 
 // Calls `work` at once and then at most every `ms`, the last call never lost.
