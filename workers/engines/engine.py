@@ -136,6 +136,7 @@ class TorchEngine:
         if reason is not None:
             raise ValueError(f"sequence {request.key} of run {request.run_key}: {reason}")
 
+    @torch.inference_mode()
     def export(self, run_key: str, keys: Collection[Key] | None = None) -> list[Rollout]:
         """Take unfinished sequences of the run out, for ``import_`` here or in another engine.
 
@@ -293,11 +294,12 @@ class TorchEngine:
         )
         progress.forwards += 1
         if len(step.ready) < len(step.tokens):
-            hidden = hidden[torch.tensor([index for index, _, _ in step.ready], device=device)]
+            indexes = [index for index, _, _ in step.ready]
+            hidden = hidden[torch.tensor(indexes, dtype=torch.int64, device=device)]
         ready = [(run, row) for _, run, row in step.ready]
         drawn = self._draw(ready, hidden)
         for run, row, count in step.fed:
-            # What a row is fed to sample is paid for with what it samples.
+            # The token that a row is fed to sample from counts as the one it samples.
             progress.computed(run.key, count - (count == row.missing))
             row.cached += count
         self._settle(ready, drawn, progress)

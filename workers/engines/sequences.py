@@ -130,7 +130,8 @@ class Progress:
     waiting: int = 0
 
     def computed(self, run_key: str, tokens: int) -> None:
-        self.prompt_of[run_key] = self.prompt_of.get(run_key, 0) + tokens
+        if tokens:
+            self.prompt_of[run_key] = self.prompt_of.get(run_key, 0) + tokens
 
     def sampled(self, run_key: str) -> None:
         self.sampled_of[run_key] = self.sampled_of.get(run_key, 0) + 1

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
 
 import pytest
 import torch
 
 from tests.workers.engines.adapters import logits, random_adapter
+from tests.workers.engines.requests import request, run_alone, tokens_by_key
 from workers.engines.engine import TorchEngine
 from workers.engines.errors import NotFinite
 from workers.engines.lora import join
@@ -20,29 +20,11 @@ from workers.models.chat import ChatTokenizer
 EOS = 1
 
 
-def request(
-    run: str, key: int, prompt: Sequence[int] = (7, 8, 9), max_tokens: int = 12, **more: object
-) -> Request:
-    return Request(run, (key,), tuple(prompt), max_tokens, (0, 0, key), **more)  # type: ignore[arg-type]
-
-
-def tokens_by_key(sequences: Sequence[Rollout]) -> dict[tuple[str, tuple[int, ...]], list[int]]:
-    return {(entry.request.run_key, entry.request.key): entry.tokens for entry in sequences}
-
-
 @pytest.fixture
 def engine(tiny: Weights, tokenizer: ChatTokenizer) -> TorchEngine:
     engine = TorchEngine(tiny, tokenizer)
     engine.open("base")
     return engine
-
-
-def run_alone(tiny: Weights, entry: Request, seed: int | None = None) -> Rollout:
-    engine = TorchEngine(tiny)
-    engine.load_adapter(entry.run_key, 0, None if seed is None else random_adapter(tiny.config, seed), 2.0)
-    engine.submit([entry])
-    (sequence,) = engine.decode().finished
-    return sequence
 
 
 def test_greedy_follows_the_full_forward_pass(engine: TorchEngine, tiny: Weights) -> None:
