@@ -109,6 +109,30 @@ class Board:
             waits=tuple(sorted(self.waits.items())),
         )
 
+    def around(self, pipeline: int) -> Snapshot:
+        """The part of the snapshot that the pipeline's sub-stages see: its homes, what runs there, and
+        the rest of the gangs of those.
+        """
+        own = self.pipelines.get(pipeline)
+        homes = dict.fromkeys(own.home) if own is not None else {}
+        names = {name: None for name in homes if name in self.devices}
+        ids = {pipeline, *(id for name in names for id in self.at_home[name])} & self.pipelines.keys()
+        nodes = [self.nodes[id][node] for id in sorted(ids) for node in sorted(self.nodes[id])]
+        names |= {node.device: None for node in nodes if node.device in self.devices}
+        strangers = [node for name in names for (id, _), node in self.running[name].items() if id not in ids]
+        ids |= {node.pipeline for node in strangers}
+        return Snapshot(
+            now=self.now,
+            seed=self.seed,
+            devices=tuple(self.devices[name] for name in sorted(names)),
+            tenants=tuple(self.tenants[id] for id in sorted({self.pipelines[id].tenant for id in ids})),
+            pipelines=tuple(self.pipelines[id] for id in sorted(ids)),
+            nodes=tuple(sorted((*nodes, *strangers), key=lambda node: (node.pipeline, node.id))),
+            residents=tuple(r for key, r in sorted(self.residents.items()) if key[0] in names),
+            tables=tuple(sorted(self.tables.items())),
+            waits=tuple((id, until) for id, until in sorted(self.waits.items()) if id in ids),
+        )
+
     # ------------------------------------------------------------ events
 
     def touch_all(self) -> None:

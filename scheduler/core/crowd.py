@@ -9,9 +9,20 @@ sum stays within the smallest latency cap of those who would live there.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 from scheduler.core.forecast import rolls, staleness, trains
-from scheduler.core.state import Pipeline, Policy, QueuedJob, Snapshot
+from scheduler.core.interference import Interference, character
+from scheduler.core.state import (
+    OFF_DEVICE,
+    Demand,
+    Outlook,
+    Pipeline,
+    Policy,
+    QueuedJob,
+    Segment,
+    Snapshot,
+)
 
 Load = QueuedJob | Pipeline
 
@@ -67,3 +78,26 @@ def demand_of(load: Load, worker: int) -> tuple[float, float]:
         stretch = sum(parts) / max(parts) if max(parts) > 0 else 1.0
         return rollout * stretch, train * stretch
     return rollout, train
+
+
+def demand(outlook: Outlook, interference: Interference) -> Demand:
+    """The least useful share of a device, in the mean over a step alone."""
+    return Demand(
+        _useful(outlook.rollout, interference) / outlook.seconds,
+        _useful(outlook.train, interference) / outlook.seconds,
+    )
+
+
+#: A share is useful when it slows a sub-stage down by less.
+USEFUL_SLOWDOWN = 1.1
+
+
+def _useful(segments: Sequence[Segment], interference: Interference) -> float:
+    """Sum of seconds times least useful share."""
+    total = 0.0
+    for segment in segments:
+        if segment.kind not in OFF_DEVICE:
+            alone = interference.alone[character(segment.kind, segment.batch)]
+            useful = (s for s, slow in zip(interference.shares, alone, strict=True) if slow < USEFUL_SLOWDOWN)
+            total += segment.seconds * next(useful)
+    return total

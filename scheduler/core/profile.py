@@ -25,6 +25,10 @@ WINDOW = 8
 POINTS = 32
 #: Share of a prediction by which it may be wrong before it is a reason to plan again.
 SURPRISE = 0.25
+#: What is predicted of a sub-stage that occurs though nothing was expected of it, in seconds.
+LEAST = 1e-3
+#: Parts that decode: the size of the batch is known when they begin.
+DECODES = frozenset({Kind.DECODE, Kind.TAIL})
 
 
 class Line(NamedTuple):
@@ -120,6 +124,43 @@ class Profile:
         return Outlook(
             tuple(part.segment(line) for part in self.rollout),
             tuple(part.segment(line) for part in self.train),
+        )
+
+    def predicted(self, chain: Chain, part: int, batch: int) -> Segment:
+        """What is predicted of a part that does occur, with ``batch`` sequences when it begins."""
+        self._part(chain, part)
+        segment = self._occurring(self.rollout if chain == "rollout" else self.train, part)
+        return self._with_batch(segment, batch) if segment.kind in DECODES else segment
+
+    def _occurring(self, parts: Sequence[Part], part: int) -> Segment:
+        """What is expected of the part even if it was not expected to occur.
+
+        A decode may occur for the first time in a merged batch: it takes about what the next band takes
+        alone.
+        """
+        segment = parts[part].segment(self._line())
+        if segment.seconds > 0:
+            return segment
+        seconds = max(segment.late_seconds, parts[part].prior.seconds)
+        for other in parts[part + 1 :] if segment.kind in DECODES else ():
+            if seconds > 0 or other.prior.kind not in DECODES:
+                break
+            seconds = other.seconds
+        seconds = max(seconds, LEAST)
+        return replace(segment, seconds=seconds, late_seconds=seconds)
+
+    def _with_batch(self, segment: Segment, batch: int) -> Segment:
+        """As many forwards as expected, each as much slower or faster as the batch curve says."""
+        usual = self.forward_at(segment.batch)
+        ratio = self.forward_at(batch) / usual if usual > 0 else 1.0
+        forward = segment.forward_seconds * ratio
+        return replace(
+            segment,
+            seconds=segment.seconds * ratio,
+            late_seconds=segment.late_seconds * ratio,
+            batch=batch,
+            forward_seconds=forward,
+            floor_seconds=min(segment.floor_seconds, forward),
         )
 
     def forward_at(self, batch: float) -> float:

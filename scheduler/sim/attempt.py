@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Literal
 
 from scheduler.core.graph import GraphNode, build, staleness
 from scheduler.core.profile import Profile
 from scheduler.core.state import OFF_DEVICE, ROLLOUT, Kind, Node, Outlook, QueuedJob, Segment
-from scheduler.sim.chain import DECODES, Chain, Piece, parts_of
+from scheduler.sim.chain import Chain, Piece, parts_of
 from scheduler.sim.nature import Nature
 from scheduler.sim.scenario import SimJob
 from scheduler.sim.truth import Rollout, StepTruth, TrueSegment
-
-#: What is predicted of a sub-stage that occurs though nothing was expected of it, in seconds.
-LEAST = 1e-3
 
 
 @dataclass(slots=True, eq=False)
@@ -238,49 +236,12 @@ class Attempt:
 
     def _predicted(self, task: Task) -> Segment:
         """For a decode the batch is known when it begins: its forwards are counted at that batch."""
-        expected, prior = self.outlook, self.queued.outlook
-        if task.chain is None:
-            return _occurring(expected.train, prior.train, task.part)
-        segment = _occurring(expected.rollout, prior.rollout, task.part)
-        if segment.kind in DECODES:
-            segment = _with_batch(segment, task.true.batch, self.profile)
-        return segment
-
-
-def _occurring(expected: Sequence[Segment], prior: Sequence[Segment], part: int) -> Segment:
-    """What is expected of a part that does occur, even if it was not expected to.
-
-    A decode may occur for the first time in a merged batch: it takes about what the next band takes alone.
-    """
-    segment = expected[part]
-    if segment.seconds > 0:
-        return segment
-    seconds = max(segment.late_seconds, prior[part].seconds)
-    for other in expected[part + 1 :] if segment.kind in DECODES else ():
-        if seconds > 0 or other.kind not in DECODES:
-            break
-        seconds = other.seconds
-    seconds = max(seconds, LEAST)
-    return replace(segment, seconds=seconds, late_seconds=seconds)
+        chain: Literal["rollout", "train"] = "train" if task.chain is None else "rollout"
+        return self.profile.predicted(chain, task.part, task.true.batch)
 
 
 def _is_rollout(node: GraphNode) -> bool:
     return node.segment.kind in ROLLOUT or node.segment.kind is Kind.TOOL
-
-
-def _with_batch(segment: Segment, batch: int, profile: Profile) -> Segment:
-    """As many forwards as expected, each as much slower or faster as the batch curve says."""
-    usual = profile.forward_at(segment.batch)
-    ratio = profile.forward_at(batch) / usual if usual > 0 else 1.0
-    forward = segment.forward_seconds * ratio
-    return replace(
-        segment,
-        seconds=segment.seconds * ratio,
-        late_seconds=segment.late_seconds * ratio,
-        batch=batch,
-        forward_seconds=forward,
-        floor_seconds=min(segment.floor_seconds, forward),
-    )
 
 
 def _to_sample(rollout: Rollout) -> int:

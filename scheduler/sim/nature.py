@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from scheduler.core.crowd import demand
 from scheduler.core.interference import Interference
 from scheduler.core.state import Mode, QueuedJob
 from scheduler.sim.devices import DeviceProfile, scaled
 from scheduler.sim.memory import kv_tokens, memory
 from scheduler.sim.scenario import Scenario, SimJob
 from scheduler.sim.truth import StepTruth, draw, hidden
-from scheduler.sim.workloads import demand, outlook
+from scheduler.sim.workloads import outlook
 
 
 class Nature(Protocol):

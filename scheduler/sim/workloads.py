@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from scheduler.core.interference import TAIL_BOUNDS, Interference, character
-from scheduler.core.state import OFF_DEVICE, Demand, Kind, Outlook, Segment
+from scheduler.core.interference import TAIL_BOUNDS
+from scheduler.core.state import Kind, Outlook, Segment
 from scheduler.sim.devices import DeviceProfile
 from scheduler.sim.measured import ROLLOUTS, Sampled, StepTimes, responses, step_times, tool_latency
 from scheduler.sim.truth import (
@@ -260,29 +260,6 @@ def representative(workload: Workload, count: int) -> list[Sampled]:
     """Evenly spaced quantiles of the measured responses, by turns, then tokens: their survival curve."""
     pool = sorted((s for group in grouped(workload) for s in group), key=lambda s: (s.turns, s.tokens))
     return [pool[(2 * place + 1) * len(pool) // (2 * count)] for place in range(count)]
-
-
-def demand(outlook: Outlook, interference: Interference) -> Demand:
-    """The least useful share of a device, in the mean over a step alone."""
-    return Demand(
-        _useful(outlook.rollout, interference) / outlook.seconds,
-        _useful(outlook.train, interference) / outlook.seconds,
-    )
-
-
-#: A share is useful when it slows a sub-stage down by less.
-USEFUL_SLOWDOWN = 1.1
-
-
-def _useful(segments: Sequence[Segment], interference: Interference) -> float:
-    """Sum of seconds times least useful share."""
-    total = 0.0
-    for segment in segments:
-        if segment.kind not in OFF_DEVICE:
-            alone = interference.alone[character(segment.kind, segment.batch)]
-            useful = (s for s, slow in zip(interference.shares, alone, strict=True) if slow < USEFUL_SLOWDOWN)
-            total += segment.seconds * next(useful)
-    return total
 
 
 def _segments(chain: Sequence[Turn], parts: Sequence[Part], peak: float) -> Iterator[Segment]:

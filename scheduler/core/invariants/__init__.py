@@ -11,7 +11,10 @@ from __future__ import annotations
 from scheduler.core.board import Board
 from scheduler.core.draft import ordered
 from scheduler.core.invariants import actions, caps, computing, rows, sharing, turns
-from scheduler.core.state import Action, Evict, Plan, Policy, Snapshot
+from scheduler.core.state import Action, Evict, Merge, Plan, Policy, Resize, Snapshot, Start, Wait, Yield
+
+#: Actions of which nothing is asked beyond the pipeline's homes and who lives there.
+NEARBY = (Start, Resize, Yield, Merge, Wait)
 
 
 def check(snapshot: Snapshot, policy: Policy | None = None) -> list[str]:
@@ -30,11 +33,20 @@ def screen(snapshot: Snapshot, plan: Plan, policy: Policy) -> tuple[Plan, list[s
 
     What a daemon asks before it writes: one wrong action must stop neither the others nor the refusals.
     """
-    board = Board.of(ordered(snapshot), policy.shares)
+    return screened(Board.of(ordered(snapshot), policy.shares), plan, policy)
+
+
+def screened(board: Board, plan: Plan, policy: Policy) -> tuple[Plan, list[str]]:
+    """``screen`` of the world on ``board``, which is after what was kept.
+
+    An action on a pipeline that lives somewhere is judged by what is around it, so that a long plan for a
+    large pool costs what it touches.
+    """
     kept: list[Action] = []
     wrong: list[str] = []
     for action in plan.actions:
-        reasons = illegal(board.snapshot(), action, policy)
+        world = board.around(action.pipeline) if isinstance(action, NEARBY) else board.snapshot()
+        reasons = illegal(world, action, policy)
         if reasons:
             wrong += reasons
         else:

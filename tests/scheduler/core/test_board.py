@@ -313,3 +313,19 @@ def test_a_device_that_nobody_knows_any_more_keeps_others_going():
     assert [(r.pipeline, r.text) for r in decided.refusals] == [(1, "its device is lost")]
     board.end(1)
     assert decide(board, POLICIES["lookahead"]).actions == ()
+
+
+def test_what_is_around_a_pipeline_is_its_homes_and_whoever_computes_there():
+    """The gang of a neighbour reaches further; who lives elsewhere is not looked at."""
+    near, gang, far = (
+        pipeline(1, "a", outlook=TRAIN),
+        pipeline(2, "a b", outlook=TRAIN, shape=BOTH),
+        pipeline(3, "c", outlook=TRAIN),
+    )
+    nodes = [run_on(part_of(near, 0), "a"), run_on(part_of(far, 0), "c")]
+    board = board_of(near, gang, far, nodes=nodes)
+    world = board.around(1)
+    assert [p.id for p in world.pipelines] == [1, 2]
+    assert [d.name for d in world.devices] == ["a"]
+    assert [n.pipeline for n in world.nodes] == [1]
+    assert board.around(4).pipelines == ()

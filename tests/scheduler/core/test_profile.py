@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.core.profile import POINTS, WINDOW, Line, Profile, fit, relative_error, surprising
+from scheduler.core.profile import LEAST, POINTS, WINDOW, Line, Profile, fit, relative_error, surprising
 from scheduler.core.state import Kind, Outlook, Segment
 
 PRIOR = Outlook(
@@ -250,3 +250,23 @@ def test_what_is_expected_lies_among_what_was_seen(seconds, part):
     expected_seconds, late = expected(seen(part, *seconds), part)
     assert min(seconds) - 1e-9 <= expected_seconds <= max(seconds) + 1e-9
     assert late <= max(seconds) + 1e-9
+
+
+# ---------------------------------------------------------------- what does occur
+
+
+def test_a_decode_is_predicted_for_the_batch_that_runs():
+    """The line through the prior is 10 ms and a tenth a sequence: 20 ms at 100, 15 ms at 50."""
+    profile = Profile.of(PRIOR)
+    tail = profile.predicted("rollout", TAIL, 50)
+    assert (tail.batch, tail.seconds, tail.forward_seconds) == pytest.approx((50, 6.0, 0.015))
+    assert profile.predicted("rollout", PREFILL, 50) == PRIOR.rollout[PREFILL]
+    assert profile.predicted("train", 1, 50).seconds == 6
+
+
+def test_what_occurs_though_it_was_not_expected_takes_what_the_next_band_takes():
+    prior = Outlook(rollout=(Segment(Kind.DECODE, 0), Segment(Kind.TAIL, 4)), train=(Segment(Kind.GRADE, 0),))
+    assert Profile.of(prior).predicted("rollout", 0, 1).seconds == 4
+    assert Profile.of(prior).predicted("train", 0, 1).seconds == LEAST
+    with pytest.raises(ValueError, match="train part 1"):
+        Profile.of(prior).predicted("train", 1, 1)

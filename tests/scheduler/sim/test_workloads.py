@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from scheduler.core.crowd import demand
 from scheduler.core.state import Demand, Kind, Outlook, Segment
 from scheduler.sim.devices import CPU, H100
 from scheduler.sim.measured import responses, step_times
@@ -14,7 +15,6 @@ from scheduler.sim.workloads import (
     WORKLOADS,
     Part,
     cached_tokens,
-    demand,
     layout,
     outlook,
     representative,
