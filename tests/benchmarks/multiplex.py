@@ -44,6 +44,8 @@ POLICIES = (
 STEPS = {"a": 4, "b": 3, "c": 4, "d": 4}
 #: A run that takes longer is said to hang.
 LIMIT_S = 1800.0
+#: Of a run's numbers those that are lists, a value for each job and step.
+PER_STEP = ("rewards", "lengths")
 
 #: Read in a process of the service: how long the jobs took, how full the pool was, whether the books add up.
 READ = """
@@ -146,6 +148,8 @@ def summary(
             task.name: statistics.median(row["values"]["seconds"] for row in rows)
             for task, rows in zip(tasks, steps, strict=True)
         },
+        "rewards": [[row["values"]["reward"] for row in rows] for rows in steps],
+        "lengths": [[row["values"]["completion_length"] for row in rows] for rows in steps],
         "waiting": statistics.fmean(row["values"].get("waiting", 0.0) for rows in steps for row in rows),
         "cost_micro_usd": {
             task.name: state["cost"]["micro_usd"] for task, state in zip(tasks, states, strict=True)
@@ -162,7 +166,7 @@ def medians(runs: Iterable[dict[str, Any]]) -> dict[str, Any]:
             return {key: middle([value[key] for value in values]) for key in values[0]}
         return statistics.median(values)
 
-    return {name: middle([run[name] for run in runs]) for name in runs[0]}
+    return {name: middle([run[name] for run in runs]) for name in runs[0] if name not in PER_STEP}
 
 
 def compared(
