@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.db.models import F, Max, Q, QuerySet
-from django.db.models.functions import Mod
+from django.db.models import F, FloatField, Max, Q, QuerySet, Sum
+from django.db.models.fields.json import KT
+from django.db.models.functions import Cast, Mod
 
 from backend.common.pages import Page, page_by_id, page_of
 from backend.jobs.access import jobs
@@ -60,6 +61,14 @@ def job_metrics(
     if after_step is not None:
         rows = rows.filter(step__gt=after_step)
     return [MetricsRow(row.step, row.at, _picked(row.values, names)) for row in _thinned(rows, max_points)]
+
+
+def job_waiting(job: Job) -> float | None:
+    """The share of its steps' time in which the job wanted a device and computed on none; None: unknown."""
+    known = StepMetrics.objects.filter(job=job, values__has_keys=["waiting", "seconds"])
+    waiting, seconds = (Cast(KT(f"values__{name}"), FloatField()) for name in ("waiting", "seconds"))
+    sums = known.aggregate(waited=Sum(waiting * seconds), lasted=Sum(seconds))
+    return sums["waited"] / sums["lasted"] if sums["lasted"] else None
 
 
 def job_samples_page(

@@ -16,8 +16,7 @@ from backend.jobs.models import Job
 from backend.metering.division import MICRO_USD, device_price, occupant_price, to_us
 from backend.metering.models import AttemptCredit, UsageRecord
 from backend.pool.models import Allotment, Device, SubStage
-from backend.pool.selectors import BEGUN
-from backend.pool.states import SubStageStatus
+from backend.pool.states import BEGUN, SubStageStatus
 
 Entry = UsageRecord.Entry
 

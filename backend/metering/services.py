@@ -29,8 +29,7 @@ from backend.jobs.models import Attempt, Event, Job
 from backend.metering.division import Occupant, Part, clip, divide, fitting, from_us, to_us
 from backend.metering.models import AttemptCredit, UsageRecord
 from backend.pool.models import Device, ServiceInterval, SubStage
-from backend.pool.selectors import BEGUN
-from backend.pool.states import DeviceState, SubStageStatus
+from backend.pool.states import BEGUN, DeviceState, SubStageStatus
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +161,7 @@ def _tell_late(device: Device, occupants: Iterable[Occupant]) -> None:
     """What began before ``metered_until`` without a row there came too late: that time is booked as idle."""
     early = {o.key: o.start_us for o in occupants if o.start_us < to_us(device.metered_until)}
     known = UsageRecord.objects.filter(substage__in=early).values_list("substage_id", flat=True)
-    for key in early.keys() - set(known):
+    for key in sorted(early.keys() - set(known)):
         logger.error(
             "sub-stage %s on %s began at %s, but the ledger is closed up to %s: only the rest is billed",
             key,

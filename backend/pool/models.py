@@ -186,6 +186,8 @@ class Allotment(models.Model):
         ]
         indexes = [
             models.Index(fields=["device"], name="allotment_open", condition=Q(end__isnull=True)),
+            models.Index(fields=["device", "start"], name="allotment_by_start"),
+            models.Index(fields=["device", "end"], name="allotment_by_end"),
         ]
 
 
@@ -216,4 +218,8 @@ class Decision(models.Model):
     reason = models.CharField(max_length=300)
 
     class Meta:
-        indexes = [models.Index(fields=["job", "id"], name="decision_by_job")]
+        indexes = [
+            models.Index(fields=["job", "id"], name="decision_by_job"),
+            models.Index(fields=["device", "at"], name="decision_by_device"),
+            models.Index(fields=["at"], name="decision_by_time"),
+        ]

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 
 from backend.jobs.models import Attempt, Job
 from backend.jobs.states import ATTEMPT_TERMINAL, JobStatus
-from backend.pool.models import Device, Placement, Resident, SubStage
-from backend.pool.states import DeviceState, SubStageStatus
+from backend.pool.models import Allotment, Device, Placement, Resident, SubStage
+from backend.pool.parts import WHOLE
+from backend.pool.states import BEGUN, DeviceState, SubStageStatus
 
 #: A device that is lost for longer does not come back: nobody should wait for it.
 GONE_AFTER = timedelta(days=1)
-#: Statuses of sub-stages that have begun and have not reported their end.
-BEGUN = (SubStageStatus.GRANTED, SubStageStatus.LEAVING)
 
 
 def devices() -> QuerySet[Device]:
@@ -79,8 +80,8 @@ def residents() -> QuerySet[Resident]:
     return Resident.objects.select_related("device").order_by("id")
 
 
-#: A neighbour that began longer before is not shown: without a bound the scan for neighbours, newest first,
-#: would read a device's whole history.
+#: A sub-stage that began longer before is not looked for: without a bound, the scan of a device, newest
+#: first, would read its whole history.
 LONGEST_SUBSTAGE = timedelta(hours=1)
 
 
@@ -89,8 +90,10 @@ def job_timeline(
 ) -> list[dict[str, Any]]:
     """Sub-stages of the job, and of others on the devices it used meanwhile, newest ``limit``, oldest first.
 
-    Rows: device, kind, step, worker, started_at, ended_at, share, tokens, mine. Of a neighbour only the
-    device, the interval, the kind and the share are told.
+    Rows: device, kind, step, worker, started_at, ended_at, tokens, moves_to, mine; ``share``, the part of the
+    device it had, on average; ``shares``, the same over time: {from, to, share}. ``moves_to`` names the node
+    into which its sequences were merged. Of a neighbour only the device, the interval, the kind and its part
+    of the device are told.
     """
     own = _interval(SubStage.objects.filter(job=job, ended_at__isnull=False), since, until)
     mine = list(_timeline_values(own.order_by("-started_at")[:limit]))
@@ -102,8 +105,10 @@ def job_timeline(
         device__name__in=used, ended_at__isnull=False, started_at__gte=first - LONGEST_SUBSTAGE
     )
     others = _interval(beside, first, last).exclude(job=job).order_by("-started_at")[:limit]
-    rows = [_timeline_row(row, mine=True) for row in mine]
-    rows += [_timeline_row(row, mine=False) for row in _timeline_values(others)]
+    neighbours = list(_timeline_values(others))
+    had = _allotments(row["pk"] for row in [*mine, *neighbours])
+    rows = [_timeline_row(row, had[row["pk"]], mine=True) for row in mine]
+    rows += [_timeline_row(row, had[row["pk"]], mine=False) for row in neighbours]
     return sorted(rows, key=lambda row: row["started_at"])
 
 
@@ -117,18 +122,104 @@ def _interval(rows: QuerySet[SubStage], since: datetime | None, until: datetime 
 
 
 def _timeline_values(rows: QuerySet[SubStage]) -> QuerySet[SubStage, dict[str, Any]]:
-    return rows.values("device__name", "kind", "step", "worker", "started_at", "ended_at", "share", "tokens")
+    return rows.values(
+        "pk",
+        "device__name",
+        "kind",
+        "step",
+        "worker",
+        "started_at",
+        "ended_at",
+        "share",
+        "tokens",
+        "moves_to",
+    )
 
 
-def _timeline_row(row: dict[str, Any], *, mine: bool) -> dict[str, Any]:
+def _allotments(substages: Iterable[int]) -> dict[int, list[Allotment]]:
+    """The sub-stages' allotments by sub-stage, in order of time."""
+    found: dict[int, list[Allotment]] = defaultdict(list)
+    for row in Allotment.objects.filter(substage__in=list(substages)).order_by("start", "pk"):
+        found[row.substage_id].append(row)
+    return found
+
+
+def _timeline_row(row: dict[str, Any], allotments: Iterable[Allotment], *, mine: bool) -> dict[str, Any]:
+    shares = _shares(allotments, row["started_at"], row["ended_at"])
     return {
         "device": row["device__name"],
         "kind": row["kind"],
         "started_at": row["started_at"],
         "ended_at": row["ended_at"],
-        "share": row["share"],
+        "share": _mean(shares) if shares else row["share"],
+        "shares": shares,
         "mine": mine,
         "step": row["step"] if mine else None,
         "worker": row["worker"] if mine else None,
         "tokens": row["tokens"] if mine else None,
+        "moves_to": row["moves_to"] if mine else None,
+    }
+
+
+def _shares(allotments: Iterable[Allotment], start: datetime, end: datetime) -> list[dict[str, Any]]:
+    """The parts of the device within [start, end), one for each change."""
+    shares: list[dict[str, Any]] = []
+    for row in allotments:
+        since, until, share = max(row.start, start), min(row.end or end, end), row.part_ppm / WHOLE
+        if since >= until:
+            continue
+        if shares and shares[-1]["to"] == since and shares[-1]["share"] == share:
+            shares[-1]["to"] = until
+        else:
+            shares.append({"from": since, "to": until, "share": share})
+    return shares
+
+
+def _mean(shares: Sequence[dict[str, Any]]) -> float:
+    seconds = [(row["to"] - row["from"]).total_seconds() for row in shares]
+    return sum(row["share"] * s for row, s in zip(shares, seconds, strict=True)) / sum(seconds)
+
+
+def pool_timeline(
+    devices: Iterable[Device], *, since: datetime, until: datetime, limit: int = 2000
+) -> list[dict[str, Any]]:
+    """For operators: what ran or runs on the devices in the interval, newest ``limit``, oldest first.
+
+    Rows: device, organization, job, kind, step, worker, start, end (None: it runs), reason, moves_to, and
+    ``allotments``: {start, end, share, part, reason}, in order. What its attempt's end cut off is not shown.
+    """
+    ran = Q(started_at__gte=since - LONGEST_SUBSTAGE, started_at__lte=until, ended_at__gte=since)
+    runs = Q(metered=False, status__in=BEGUN, granted_at__lte=until)
+    found: list[SubStage] = []
+    for side in (ran, runs):
+        rows = SubStage.objects.filter(side, device__in=devices).select_related("device", "job__organization")
+        newest = F("started_at" if side is ran else "granted_at").desc()
+        found += rows.defer("job__spec", "job__metadata").order_by(newest, "-pk")[:limit]
+    found = sorted(found, key=lambda row: (row.started_at or row.granted_at, row.pk))[-limit:]
+    had = _allotments(row.pk for row in found)
+    return [_pool_row(row, had[row.pk]) for row in found]
+
+
+def _pool_row(row: SubStage, allotments: Iterable[Allotment]) -> dict[str, Any]:
+    return {
+        "device": row.device.name,
+        "organization": row.job.organization.slug,
+        "job": row.job.public_id,
+        "kind": row.kind,
+        "step": row.step,
+        "worker": row.worker,
+        "start": row.started_at or row.granted_at,
+        "end": row.ended_at,
+        "reason": row.reason,
+        "moves_to": row.moves_to,
+        "allotments": [
+            {
+                "start": had.start,
+                "end": had.end,
+                "share": had.share,
+                "part": had.part_ppm / WHOLE,
+                "reason": had.reason,
+            }
+            for had in allotments
+        ],
     }

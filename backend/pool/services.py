@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from backend.jobs.models import Attempt
 from backend.jobs.states import AttemptStatus
+from backend.notify.services import SCHEDULER, ring
 from backend.pool.fairness import held_seconds, service_add
 from backend.pool.models import Decision, Device, Node, Placement, Resident, ServiceInterval, SubStage
 from backend.pool.states import DeviceState, SubStageStatus
@@ -111,6 +112,27 @@ def node_gone(*, node: Node) -> None:
 def _devices_lose(devices: QuerySet[Device], now: datetime) -> None:
     Resident.objects.filter(device__in=devices).delete()
     devices.exclude(state=DeviceState.LOST).update(state=DeviceState.LOST, lost_at=now)
+
+
+def device_drain(name: str) -> bool:
+    """Let no new work begin on the device; False where it drains already. LookupError: no such device."""
+    return _draining_set(name, draining=True)
+
+
+def device_return(name: str) -> bool:
+    """Take a device that drains back into use; False where it is in use. LookupError: no such device."""
+    return _draining_set(name, draining=False)
+
+
+@transaction.atomic(savepoint=False)
+def _draining_set(name: str, *, draining: bool) -> bool:
+    device = Device.objects.filter(name=name)
+    if not device.exists():
+        raise LookupError(f"the pool has no device {name!r}")
+    changed = bool(device.exclude(draining=draining).update(draining=draining))
+    if changed:
+        ring(SCHEDULER, why=f"{name} {'drains' if draining else 'is back'}")
+    return changed
 
 
 def placements_open(*, attempt: Attempt, devices: Sequence[Device], reason: str, now: datetime) -> bool:

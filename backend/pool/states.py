@@ -18,6 +18,9 @@ class SubStageStatus(StrEnum):
     LOST = "lost"
 
 
+#: Those that have begun, and have not reported their end.
+BEGUN = (SubStageStatus.GRANTED, SubStageStatus.LEAVING)
+
 SUBSTAGE_EDGES: dict[tuple[SubStageStatus, SubStageStatus], str] = {
     (SubStageStatus.READY, SubStageStatus.GRANTED): "The scheduler gave it a share of a device.",
     (SubStageStatus.READY, SubStageStatus.LOST): "Its attempt ended before it was granted.",
