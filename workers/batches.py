@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workers.engines.sequences import Request, Rollout
-from workers.graders.run import GradeInput, GradeResult
+from workers.graders.run import GradeResult
 from workers.models.chat import ChatTokenizer, trim_stop
 from workers.protocol import SampleRecord
 from workers.rl.advantages import group_advantages
@@ -28,10 +28,11 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Sample:
-    """One completion of a group, graded."""
+    """One completion of a group, graded. ``turns`` counts the model's turns."""
 
     prompt: Prompt
     rollout: Rollout
+    turns: int
     text: str
     grade: GradeResult
     advantage: float
@@ -42,10 +43,10 @@ class Sample:
 
 
 def requests(
-    spec: JobSpec, run_key: str, step: int, prompts: Iterable[Prompt], eos_ids: frozenset[int]
+    spec: JobSpec, run_key: str, step: int, prompt: Prompt, eos_ids: frozenset[int]
 ) -> list[Request]:
-    """The sequences to sample. Each draws from a random stream named by (seed, step, group, sample)."""
-    sampling = spec.rl.sampling
+    """A group's sequences. Each draws from a random stream named by (seed, step, group, sample)."""
+    sampling, environment = spec.rl.sampling, spec.environment
     return [
         Request(
             run_key=run_key,
@@ -56,50 +57,29 @@ def requests(
             temperature=sampling.temperature,
             stop_ids=eos_ids,
             stop=sampling.stop,
+            turn_tokens=None if environment is None else environment.turn_tokens,
+            keep=environment is not None,
         )
-        for prompt in prompts
         for index in range(spec.rl.group_size)
     ]
 
 
-def texts(spec: JobSpec, rollouts: Iterable[Rollout], tokenizer: ChatTokenizer) -> list[str]:
-    """What the grader reads: no special tokens, and nothing from a stop text on."""
-    stop = spec.rl.sampling.stop
-    return [trim_stop(tokenizer.decode(rollout.tokens), stop) for rollout in rollouts]
+def last_turn(rollout: Rollout, tokenizer: ChatTokenizer) -> str:
+    """What graders and environments read: no special tokens, and nothing from a stop text on."""
+    return trim_stop(tokenizer.decode(rollout.tokens[rollout.turn_start :]), rollout.request.stop)
 
 
-def grade_inputs(
-    prompts: Sequence[Prompt], rollouts: Iterable[Rollout], outputs: Iterable[str]
-) -> list[GradeInput]:
-    items = {prompt.group: prompt.item for prompt in prompts}
-    return [
-        GradeInput(items[rollout.request.key[1]], text)
-        for rollout, text in zip(rollouts, outputs, strict=True)
-    ]
+def transcript(rollout: Rollout, tokenizer: ChatTokenizer) -> str:
+    """All that follows the prompt, for people."""
+    before = tokenizer.decode(rollout.tokens[: rollout.turn_start])
+    return before + last_turn(rollout, tokenizer)
 
 
-def samples(
-    spec: JobSpec,
-    prompts: Iterable[Prompt],
-    rollouts: Sequence[Rollout],
-    outputs: Sequence[str],
-    grades: Sequence[GradeResult],
-) -> list[Sample]:
-    """Rollouts with their advantages, ordered by group and index. Failed grades are left out of the group."""
-    by_group: dict[int, list[tuple[Rollout, str, GradeResult]]] = {}
-    for rollout, text, grade in zip(rollouts, outputs, grades, strict=True):
-        by_group.setdefault(rollout.request.key[1], []).append((rollout, text, grade))
-    made = []
-    for prompt in sorted(prompts, key=lambda prompt: prompt.group):
-        members = sorted(by_group[prompt.group], key=lambda member: member[0].request.key)
-        rewards = [grade.score if grade.score is not None else 0.0 for _, _, grade in members]
-        valid = [grade.score is not None for _, _, grade in members]
-        advantages = group_advantages(rewards, valid, spec.rl.normalize_advantage)
-        made += [
-            Sample(prompt, rollout, text, grade, advantage)
-            for (rollout, text, grade), advantage in zip(members, advantages, strict=True)
-        ]
-    return made
+def advantages(spec: JobSpec, grades: Sequence[GradeResult]) -> list[float]:
+    """Of the samples of one group. Failed grades are left out of it."""
+    rewards = [grade.score if grade.score is not None else 0.0 for grade in grades]
+    valid = [grade.score is not None for grade in grades]
+    return group_advantages(rewards, valid, spec.rl.normalize_advantage)
 
 
 def batch(spec: JobSpec, graded: Sequence[Sample]) -> Batch:
@@ -110,6 +90,7 @@ def batch(spec: JobSpec, graded: Sequence[Sample]) -> Batch:
         engine_logprobs=[sample.rollout.logprobs for sample in graded],
         advantages=[sample.advantage for sample in graded],
         keep=[_trained(spec, sample) for sample in graded],
+        sampled=[sample.rollout.sampled for sample in graded],
     )
 
 
@@ -118,16 +99,16 @@ def _trained(spec: JobSpec, sample: Sample) -> bool:
     return sample.grade.score is not None and not (truncated and spec.rl.mask_truncated)
 
 
-def rollout_metrics(graded: Sequence[Sample]) -> dict[str, float]:
+def rollout_metrics(spec: JobSpec, graded: Sequence[Sample]) -> dict[str, float]:
     """What can be said of a step before it is trained (names: ``workers.protocol.METRICS``)."""
     scores = [sample.grade.score for sample in graded if sample.grade.score is not None]
-    lengths = [len(sample.rollout.tokens) for sample in graded]
+    lengths = [sum(sample.rollout.sampled) for sample in graded]
     groups: dict[int, set[float]] = {}
     for sample in graded:
         groups.setdefault(sample.prompt.group, set())
         if sample.grade.score is not None:
             groups[sample.prompt.group].add(sample.grade.score)
-    return {
+    metrics = {
         "reward": statistics.fmean(scores) if scores else 0.0,
         "reward_std": statistics.pstdev(scores) if scores else 0.0,
         "completion_length": statistics.fmean(lengths),
@@ -136,6 +117,20 @@ def rollout_metrics(graded: Sequence[Sample]) -> dict[str, float]:
         "grade_errors": 1 - len(scores) / len(graded),
         "tokens": float(sum(lengths)),
     }
+    if spec.environment is not None:
+        metrics["turns"] = statistics.fmean(sample.turns for sample in graded)
+    return metrics
+
+
+def staleness(step: int, graded: Iterable[Sample]) -> dict[str, float]:
+    """How far behind the update of ``step`` the weights were that made its tokens."""
+    behind = [
+        step - version
+        for sample in graded
+        for version, sampled in zip(sample.rollout.versions, sample.rollout.sampled, strict=True)
+        if sampled
+    ]
+    return {"staleness": statistics.fmean(behind), "staleness_max": float(max(behind))}
 
 
 def records(graded: Iterable[Sample], groups: int) -> tuple[SampleRecord, ...]:
@@ -147,7 +142,7 @@ def records(graded: Iterable[Sample], groups: int) -> tuple[SampleRecord, ...]:
             row=sample.prompt.row,
             prompt="\n\n".join(f"{m['role']}: {m['content']}" for m in sample.prompt.item["messages"]),
             completion=sample.text,
-            tokens=len(sample.rollout.tokens),
+            tokens=sum(sample.rollout.sampled),
             reward=sample.grade.score,
             error=sample.grade.error,
             advantage=sample.advantage,

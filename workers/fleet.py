@@ -1,8 +1,9 @@
-"""A pipeline's residents: which device each worker is on, and bringing its weights there.
+"""A pipeline's residents: where each worker rolls out and trains, and bringing its weights there.
 
-The rollout engine of a device gets a run's weights when its version is behind; the trainer's state (adapter,
-optimizer) moves when the scheduler grants another device than before. Loading is on the house: it happens
-before the sub-stage's clock starts.
+A worker has a trainer, with the run's state in it, and an engine, with the weights of some version. Both are
+on the device of the worker's last grant. When it is granted another device, what does not compute at that
+moment moves along; what does moves with its own next grant. Loading is on the house: it happens before the
+sub-stage's clock starts.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ray.exceptions import RayError
 
-from workers.grants import call
+from workers.calls import call
 from workers.launch import rollout_resident, trainer_resident
 from workers.protocol import DeviceRef, Launch
 
@@ -27,19 +28,27 @@ MOVING = ".move-"
 
 @dataclass
 class Member:
-    """One data-parallel worker: its trainer, its engine, and the weights version that the engine has."""
+    """One data-parallel worker. ``version`` is that of its engine's weights."""
 
-    device: DeviceRef | None = None
     trainer: Any = None
+    trains_on: str = ""
+    trains: bool = False
     engine: Any = None
+    rolls_on: str = ""
+    rolls: bool = False
     version: int | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Fleet:
+    """``version`` counts the updates that the trainers have done; ``midway``: they hold gradients of another."""
+
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
         self._members = [Member() for _ in range(launch.spec.rl.devices)]
         self._entered: list[Any] = []
+        self.version = launch.start_step
+        self.midway = False
 
     @property
     def _key(self) -> str:
@@ -50,20 +59,57 @@ class Fleet:
         for leftover in Path(self._launch.checkpoint_dir).glob(f"{MOVING}*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
-    async def trainer(self, worker: int, device: DeviceRef) -> Any:
-        """The worker's trainer on that device, with the run's state in it."""
+    # ------------------------------------------------------------ where workers compute
+
+    async def train(self, worker: int, device: DeviceRef) -> Any:
+        """The worker's trainer on that device, until ``trained``."""
         member = self._members[worker]
-        if member.device is not None and member.device.name == device.name:
-            return member.trainer
-        launch, rl = self._launch, self._launch.spec.rl
-        trainer = trainer_resident(device, launch.weights_key, launch.model_path, rl.precision)
+        async with member.lock:
+            await self._house_trainer(worker, device)
+            if member.engine is not None and member.rolls_on != device.name and not member.rolls:
+                await self._drop_engine(member)
+            member.trains = True
+        return member.trainer
+
+    def trained(self, worker: int) -> None:
+        self._members[worker].trains = False
+
+    async def roll(self, worker: int, device: DeviceRef) -> Any:
+        """The worker's engine on that device with the newest weights, until ``rolled``."""
+        member = self._members[worker]
+        async with member.lock:
+            if not member.trains:
+                await self._house_trainer(worker, device)
+            await self._house_engine(member, device)
+            member.rolls = True
+            if member.version is None or member.version < self.version:
+                await self._load(member, share=1.0)
+        return member.engine
+
+    def rolled(self, worker: int) -> None:
+        self._members[worker].rolls = False
+
+    async def sync(self, worker: int, device: DeviceRef, share: float) -> Any:
+        """Send the trainer's weights to the worker's engine, wherever it is; returns the engine's ``Ran``."""
+        member = self._members[worker]
+        async with member.lock:
+            if member.engine is None:
+                await self._house_engine(member, device)
+            return await self._load(member, share)
+
+    # ------------------------------------------------------------ moving
+
+    async def _house_trainer(self, worker: int, device: DeviceRef) -> None:
+        member, launch = self._members[worker], self._launch
+        if member.trainer is not None and member.trains_on == device.name:
+            return
+        trainer = trainer_resident(device, launch.weights_key, launch.model_path, launch.spec.rl.precision)
         self._entered.append(trainer)
         if member.trainer is None:
-            await call(trainer.open, self._key, rl, launch.spec.seed, launch.resume_from)
+            await call(trainer.open, self._key, launch.spec.rl, launch.spec.seed, launch.resume_from)
         else:
             await self._move(member, trainer, worker)
-        self._members[worker] = Member(device, trainer)
-        return trainer
+        member.trainer, member.trains_on = trainer, device.name
 
     async def _move(self, member: Member, target: Any, worker: int) -> None:
         """Take the trainer's state to another device, and leave nothing of the run on the old one."""
@@ -75,45 +121,50 @@ class Fleet:
             await call(target.open, self._key, launch.spec.rl, launch.spec.seed, str(folder))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        for resident in (member.trainer, member.engine):
-            if resident is not None:
-                await call(resident.close, self._key, True)
-                self._entered.remove(resident)
+        if self.midway:
+            gradients = member.trainer.gradients.remote(self._key)
+            await call(target.sum_gradients, self._key, 1.0, gradients)
+        await self._leave(member.trainer)
 
-    async def rollout(self, worker: int, device: DeviceRef, version: int) -> Any:
-        """The worker's engine on that device, with the weights of ``version``."""
-        await self.trainer(worker, device)
-        if self._members[worker].version != version:
-            await self.sync(worker, device, version, share=1.0)
-        return self._members[worker].engine
+    async def _house_engine(self, member: Member, device: DeviceRef) -> None:
+        if member.engine is not None and member.rolls_on == device.name:
+            return
+        if member.engine is not None:
+            await self._drop_engine(member)
+        launch = self._launch
+        engine = rollout_resident(device, launch.weights_key, launch.model_path, launch.spec.rl.precision)
+        self._entered.append(engine)
+        await call(engine.load)
+        member.engine, member.rolls_on = engine, device.name
 
-    async def sync(self, worker: int, device: DeviceRef, version: int, share: float) -> Any:
-        """Send the trainer's weights to the engine as ``version``; returns the engine's ``Ran``.
+    async def _drop_engine(self, member: Member) -> None:
+        await self._leave(member.engine)
+        member.engine, member.version = None, None
 
-        The tensors go from process to process as a Ray object and never through the pipeline.
-        """
-        launch, trainer = self._launch, await self.trainer(worker, device)
-        member = self._members[worker]
-        if member.engine is None:
-            rl = launch.spec.rl
-            engine = rollout_resident(device, launch.weights_key, launch.model_path, rl.precision)
-            self._entered.append(engine)
-            await call(engine.load)
-            member.engine = engine
-        tensors, scaling = trainer.adapter.options(num_returns=2).remote(self._key)
-        if launch.spec.rl.tuning.type == "lora":
+    async def _leave(self, resident: Any) -> None:
+        await call(resident.close, self._key, True)
+        self._entered.remove(resident)
+
+    async def _load(self, member: Member, share: float) -> Any:
+        """The tensors go from process to process as a Ray object and never through the pipeline."""
+        version = self.version
+        tensors, scaling = member.trainer.adapter.options(num_returns=2).remote(self._key)
+        if self._launch.spec.rl.tuning.type == "lora":
             ran = await call(member.engine.load_adapter, self._key, version, tensors, scaling, share)
         else:
             ran = await call(member.engine.load_full, self._key, version, tensors, share)
         member.version = version
         return ran
 
+    # ------------------------------------------------------------ keeping
+
     async def save(self, step: int, state: dict[str, Any], keep: int) -> tuple[str, int, list[str]]:
         """Write a checkpoint from the first worker's trainer; all workers have the same weights."""
-        launch, trainer = self._launch, self._members[0].trainer
-        return await call(
-            trainer.save, self._key, launch.checkpoint_dir, step, state, launch.spec.model, keep
-        )
+        launch, member = self._launch, self._members[0]
+        async with member.lock:
+            return await call(
+                member.trainer.save, self._key, launch.checkpoint_dir, step, state, launch.spec.model, keep
+            )
 
     async def close(self) -> None:
         """Let the residents forget the run, within a limit; those that are gone have forgotten it."""

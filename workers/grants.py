@@ -1,138 +1,295 @@
 """A pipeline's desk: it offers sub-stages, waits for their grants, and says when they ran.
 
-    async with desk.substages(SubStageKind.DECODE, step, {worker: sequences}) as turns:
-        result = await turns[worker].run(resident.decode, ...)
+    lease = await desk.offer(SubStageKind.PREFILL, step, worker, sequences)     waits for the grant
+    await lease.run(resident.method, ...)
+    desk.cross(lease, SubStageKind.DECODE, ...)                                 goes on, on the same grant
+    desk.finish(lease)
 
-Leaving the block reports each sub-stage as finished, also when it fails or the run is cancelled in the
-middle: what was computed until then was computed.
+A lease is a sub-stage from its offer on. Crossing a boundary turns it into the next of its chain: orders that
+still name the one before are carried out on what it has become; those for what is over are dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ray.exceptions import RayError
+
+from workers.calls import Stuck, call, together
 from workers.outbox import Outbox
-from workers.protocol import DeviceRef, Finished, Grant, Offer, SubStageKind
+from workers.protocol import Crossed, DeviceRef, Finished, Grant, Offer, Resize, SubStageKind, Yield
 from workers.timing import Ran
 
 T = TypeVar("T")
 
-#: Longest time one call to a resident may take; past it the attempt fails and says so.
-CALL_LIMIT_S = 3600.0
+#: Kinds that make room between two micro-batches.
+YIELDING = frozenset({SubStageKind.LOGPROB, SubStageKind.UPDATE})
 
 
-class Stuck(Exception):
-    """A call to a resident took longer than any sub-stage may."""
+class Lease:
+    """A sub-stage, where it runs and with which share, and what ran.
 
+    ``leaving``: its device is promised to others, so that it must end here and cross no boundary.
+    ``resident`` computes for it.
+    """
 
-class Turn:
-    """A granted sub-stage: where it runs, with which share, and what ran."""
+    def __init__(self, offer: Offer) -> None:
+        self.offer = offer
+        self.share = 1.0
+        self.leaving = False
+        self.resident: Any = None
+        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._device: DeviceRef | None = None
+        self._clear()
 
-    def __init__(self, node: str, grant: Grant) -> None:
-        self.node = node
-        self.share = grant.share
-        self._device = grant.device
+    def _clear(self) -> None:
         self._began: float | None = None
         self._started: float | None = None
         self._ended: float | None = None
-        self._tokens = 0
+        self._tokens = self._forwards = 0
+
+    @property
+    def node(self) -> str:
+        return self.offer.node
 
     @property
     def device(self) -> DeviceRef:
         if self._device is None:
-            raise RuntimeError(f"{self.node} was granted without a device")
+            raise RuntimeError(f"{self.node} has no device")
         return self._device
+
+    @property
+    def on_device(self) -> bool:
+        return self._device is not None
+
+    def take(self, grant: Grant) -> None:
+        self._device, self.share = grant.device, grant.share
+        self.granted.set_result(None)
+
+    def begin(self) -> None:
+        """Computing is asked for from now on."""
+        if self._began is None:
+            self._began = time.time()
 
     async def run(self, method: Any, *args: Any) -> Any:
         """Call a resident's method, which gets the share as ``share`` and returns a ``Ran``."""
-        if self._began is None:
-            self._began = time.time()
+        self.begin()
         return self.cover(await call(method, *args, share=self.share))
 
     def cover(self, ran: Ran[T]) -> T:
         """Count the interval in: a sub-stage of several calls lasts from the first to the last."""
-        self._started = ran.started_at if self._started is None else min(self._started, ran.started_at)
-        self._ended = ran.ended_at if self._ended is None else max(self._ended, ran.ended_at)
-        self._tokens += ran.tokens
+        self.count(ran.started_at, ran.ended_at, ran.tokens)
         return ran.value
 
-    def finished(self, *, cut_short: bool) -> Finished | None:
-        """The report, or None when nothing was computed."""
-        if cut_short and self._began is not None:
-            started = self._started or self._began
-            return Finished(node=self.node, started_at=started, ended_at=time.time(), tokens=self._tokens)
-        if self._started is None or self._ended is None:
-            return None
-        return Finished(node=self.node, started_at=self._started, ended_at=self._ended, tokens=self._tokens)
+    def count(self, started_at: float, ended_at: float, tokens: int, forwards: int = 0) -> None:
+        self._started = started_at if self._started is None else min(self._started, started_at)
+        self._ended = ended_at if self._ended is None else max(self._ended, ended_at)
+        self._tokens += tokens
+        self._forwards += forwards
+
+    def become(self, offer: Offer) -> Finished:
+        """Go over into the next sub-stage; the report of the one that is over."""
+        finished = self.finished()
+        self.offer = offer
+        self._clear()
+        return finished
+
+    def finished(self) -> Finished:
+        """The report; of no length when nothing was computed."""
+        now = time.time()
+        started = now if self._started is None else self._started
+        return self._report(started, started if self._ended is None else self._ended)
+
+    def cut_short(self) -> Finished | None:
+        """The report of one that was cancelled or failed: what was computed until then was computed."""
+        begun = self._began if self._started is None else self._started
+        return None if begun is None else self._report(begun, max(begun, time.time()))
+
+    def _report(self, started_at: float, ended_at: float) -> Finished:
+        return Finished(
+            node=self.node,
+            started_at=started_at,
+            ended_at=ended_at,
+            tokens=self._tokens,
+            forwards=self._forwards,
+        )
+
+
+#: Leases of the workers of a gang, by worker.
+Gang = dict[int, Lease]
+
+
+@dataclass
+class Waiting:
+    """How long something waited for a device while nothing had one."""
+
+    offered: int = 0
+    running: int = 0
+    seconds: float = 0.0
+    since: float = 0.0
+
+    def change(self, offered: int, running: int) -> None:
+        now = time.monotonic()
+        if self.offered and not self.running:
+            self.seconds += now - self.since
+        self.since = now
+        self.offered += offered
+        self.running += running
+
+    def take(self) -> float:
+        """The seconds since they were taken last."""
+        self.change(0, 0)
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
 
 
 class Desk:
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: Outbox, run_key: str) -> None:
         self._outbox = outbox
-        self._waiting: dict[str, asyncio.Future[Grant]] = {}
+        self._run_key = run_key
+        self._leases: dict[str, Lease] = {}
         self._offered = 0
+        self.waiting = Waiting()
+
+    # ------------------------------------------------------------ orders
 
     def grant(self, grant: Grant) -> None:
         """Accept a grant; a repeated one, or one for a sub-stage that is over, changes nothing."""
-        future = self._waiting.pop(grant.node, None)
-        if future is not None and not future.done():
-            future.set_result(grant)
+        lease = self._leases.get(grant.node)
+        if lease is not None and not lease.granted.done():
+            self.waiting.change(-1, +1)
+            lease.take(grant)
 
-    @asynccontextmanager
-    async def substages(
-        self, kind: SubStageKind, step: int, sequences: Mapping[int, int]
-    ) -> AsyncIterator[dict[int, Turn]]:
-        """Offer one sub-stage per worker, wait until all are granted, report them finished on leaving."""
-        offers = {worker: self._offer(kind, step, worker, count) for worker, count in sequences.items()}
-        grants = await asyncio.gather(*(future for _, future in offers.values()))
-        turns = {
-            worker: Turn(node, grant)
-            for (worker, (node, _)), grant in zip(offers.items(), grants, strict=True)
+    async def resize(self, order: Resize) -> None:
+        """The share holds for what computes now and for what is called later."""
+        lease = self._leases.get(order.node)
+        if lease is None or not lease.on_device:
+            return
+        lease.share = order.share
+        if lease.resident is not None:
+            with suppress(RayError, Stuck):  # whoever computes there notices by itself
+                await call(lease.resident.resize, self._run_key, order.share)
+
+    async def make_room(self, order: Yield) -> None:
+        """Let the whole gang stop at the next micro-batch."""
+        lease = self._leases.get(order.node)
+        if lease is None or not lease.on_device or lease.offer.kind not in YIELDING or lease.leaving:
+            return
+        gang = [other for other in self._open() if other.offer.gang == lease.offer.gang]
+        for member in gang:
+            member.leaving = True
+        residents = [member.resident for member in gang if member.resident is not None]
+        with suppress(RayError, Stuck):
+            await together(*(call(resident.make_room, self._run_key) for resident in residents))
+
+    def find(self, node: str) -> Lease | None:
+        """The lease of a sub-stage that is not over, or of what it has crossed into."""
+        return self._leases.get(node)
+
+    # ------------------------------------------------------------ offers and reports
+
+    async def offer(
+        self, kind: SubStageKind, step: int, worker: int, sequences: int, *, part: int, **more: Any
+    ) -> Lease:
+        """Offer a sub-stage and wait for its device."""
+        lease = self._put(self._next(kind, step, worker, sequences, part=part, **more))
+        await lease.granted
+        return lease
+
+    async def gang(
+        self,
+        kind: SubStageKind,
+        step: int,
+        sequences: Mapping[int, int],
+        *,
+        part: int,
+        left: Mapping[int, float] | None = None,
+        **more: Any,
+    ) -> Gang:
+        """Offer a sub-stage for each worker and wait until all have their devices."""
+        name = self._gang_name(kind, step)
+        leases = {
+            worker: self._put(
+                self._next(
+                    kind,
+                    step,
+                    worker,
+                    count,
+                    part=part,
+                    gang=name,
+                    left=1.0 if left is None else left[worker],
+                    **more,
+                )
+            )
+            for worker, count in sequences.items()
         }
-        try:
-            yield turns
-        except BaseException:
-            self._report(turns, cut_short=True)
-            raise
-        self._report(turns, cut_short=False)
+        await asyncio.gather(*(lease.granted for lease in leases.values()))
+        return leases
 
-    def _offer(
-        self, kind: SubStageKind, step: int, worker: int, sequences: int
-    ) -> tuple[str, asyncio.Future[Grant]]:
+    def begin(self, kind: SubStageKind, step: int, worker: int, sequences: int, *, part: int) -> Lease:
+        """A sub-stage that needs no device: it runs as soon as it is told."""
+        lease = Lease(self._next(kind, step, worker, sequences, part=part))
+        self._leases[lease.node] = lease
+        self._outbox.add(lease.offer)
+        return lease
+
+    def cross(self, lease: Lease, kind: SubStageKind, sequences: int, *, part: int, **more: Any) -> None:
+        """Go over into the next sub-stage of the chain, on the same grant."""
+        offer = self._next(kind, lease.offer.step, lease.offer.worker, sequences, part=part, **more)
+        self._leases[offer.node] = lease
+        self._outbox.add(Crossed(finished=lease.become(offer), offer=offer))
+
+    async def cross_gang(
+        self, gang: Gang, kind: SubStageKind, sequences: Mapping[int, int], *, part: int
+    ) -> Gang:
+        """The same for all workers; when they must leave their devices, the next waits for a grant."""
+        step = next(iter(gang.values())).offer.step
+        if any(lease.leaving for lease in gang.values()):
+            self.finish(*gang.values())
+            return await self.gang(kind, step, sequences, part=part)
+        name = self._gang_name(kind, step)
+        for worker, lease in gang.items():
+            self.cross(lease, kind, sequences[worker], part=part, gang=name)
+        return gang
+
+    def finish(self, *leases: Lease) -> None:
+        for lease in leases:
+            self._drop(lease)
+            self._outbox.add(lease.finished())
+
+    def close(self) -> None:
+        """Report what still runs: the attempt ends in the middle of it."""
+        for lease in self._open():
+            self._drop(lease)
+            report = lease.cut_short()
+            if report is not None:
+                self._outbox.add(report)
+
+    def _next(self, kind: SubStageKind, step: int, worker: int, sequences: int, **more: Any) -> Offer:
         self._offered += 1
         node = f"s{step}.w{worker}.{kind}.{self._offered}"
-        self._waiting[node] = asyncio.get_running_loop().create_future()
-        self._outbox.add(Offer(node=node, step=step, worker=worker, kind=kind, sequences=sequences))
-        return node, self._waiting[node]
+        return Offer(node=node, step=step, worker=worker, kind=kind, sequences=sequences, **more)
 
-    def _report(self, turns: Mapping[int, Turn], *, cut_short: bool) -> None:
-        reports = (turn.finished(cut_short=cut_short) for turn in turns.values())
-        self._outbox.add(*(report for report in reports if report is not None))
+    def _gang_name(self, kind: SubStageKind, step: int) -> str:
+        return f"s{step}.{kind}.{self._offered + 1}"
 
+    def _put(self, offer: Offer) -> Lease:
+        lease = Lease(offer)
+        self._leases[lease.node] = lease
+        self.waiting.change(+1, 0)
+        self._outbox.add(offer)
+        return lease
 
-async def call(method: Any, *args: Any, **named: Any) -> Any:
-    """Await an actor's method, within the limit."""
-    try:
-        return await asyncio.wait_for(_await(method.remote(*args, **named)), CALL_LIMIT_S)
-    except TimeoutError:
-        raise Stuck(f"one sub-stage ran for more than {CALL_LIMIT_S / 60:.0f} minutes") from None
+    def _open(self) -> list[Lease]:
+        return list(dict.fromkeys(self._leases.values()))
 
-
-async def _await(reference: Any) -> Any:
-    return await reference
-
-
-async def together(*work: Coroutine[Any, Any, T]) -> list[T]:
-    """Await all; when one fails, or the caller is cancelled, the others are cancelled and waited for."""
-    tasks = [asyncio.create_task(each) for each in work]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
+    def _drop(self, lease: Lease) -> None:
+        if lease.on_device:
+            self.waiting.change(0, -1)
+        for node in [node for node, other in self._leases.items() if other is lease]:
+            del self._leases[node]

@@ -1,87 +1,89 @@
 """The pipeline actor: one attempt of a job, from its first step to its last.
 
-    ┌─ step k ──────────────────────────────────────────────────────────────────────────────┐
-    │ worker 0: PREFILL → DECODE → TAIL → GRADE ┐                                            │
-    │ worker 1: PREFILL → DECODE → TAIL → GRADE ┼─► (LOGPROB) ─► UPDATE ─► SYNC ─► checkpoint │
-    │ …                                         ┘   all workers, together                    │
-    └────────────────────────────────────────────────────────────────────────────────────────┘
+    rolling, a loop per worker     PREFILL → DECODE → TAIL (→ TOOL → …)      step k: weights of k - staleness
+           │ sequences that end
+    grading, a loop per worker     GRADE                                     groups as they get whole
+           │ groups with grades
+    training, one loop             (LOGPROB) → UPDATE → SYNC → checkpoint    step k: all its groups
+           └─► the next version of the weights
+
+They wait for each other on one bell (``workers.calls.Bell``) and for nothing else. Synchronous, no rollout of
+a step begins before the step before it is over; asynchronous, up to ``max_staleness`` updates early, and
+whatever was rolled out is trained, in order.
 
 It owns the job's data and decides nothing about devices: each sub-stage is offered, waits for its grant, runs
-on the granted device, and is reported. LOGPROB runs only where its values are used: with several optimizer
-steps per rollout, or a KL penalty. Everything random comes from the job's seed and the position, so an
-attempt that resumes from a checkpoint goes on as if nothing had happened.
+on the granted device, and is reported. Everything random comes from the job's seed and the position, so an
+attempt that resumes from a checkpoint goes on as if nothing had happened; steps that were rolled out and not
+trained are rolled out anew.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import statistics
 import time
-import uuid
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import ray
-import torch
-from ray.exceptions import OutOfMemoryError as RayOutOfMemoryError
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError
 
 from workers import batches
-from workers.batches import Prompt, Sample
+from workers.batches import Prompt
+from workers.calls import Bell, Stuck, call, together
+from workers.chain import train_chain
 from workers.data.cursor import row_at
-from workers.data.rows import RowIndex, RowProblem
+from workers.data.rows import RowIndex
 from workers.engines.sequences import Rollout
+from workers.envs.environment import Environment, begin
+from workers.envs.problems import EnvironmentProblem
+from workers.failures import failure_of
 from workers.fleet import Fleet
-from workers.grants import Desk, Stuck, Turn, call, together
+from workers.gathering import Episode, Gathering
+from workers.grants import Desk
 from workers.launch import grader_pool
 from workers.models.chat import ChatTokenizer
 from workers.outbox import Outbox
 from workers.protocol import (
     CheckpointSaved,
     Ended,
-    Failure,
-    FailureKind,
     Grant,
     Launch,
     Log,
+    Merge,
+    Order,
     Report,
+    Resize,
     StepDone,
     Stop,
     SubStageKind,
+    Yield,
 )
-from workers.residents import ModelLoad, Rolled
-from workers.rl.batching import Batch, Denominator, denominator, split_updates
-from workers.spec import warmup_factor
-from workers.train.trainer import NotFinite, Sums
-
-log = logging.getLogger(__name__)
+from workers.residents import ModelLoad
+from workers.rollouts import Rollers, Tools
+from workers.training import Training
 
 #: How long a request for reports waits for one. The daemon takes silence beyond it for death.
 REPORT_WAIT_S = 20.0
-#: Above this share of failed grades a step's rewards say nothing, and the job fails.
-MAX_GRADE_ERRORS = 0.5
-
-
-class GraderFailed(Exception):
-    """Too many grades of a step failed."""
 
 
 class Pipeline:
-    """An asyncio Ray actor. ``start``, ``grant`` and ``stop`` may be called twice without harm."""
+    """An asyncio Ray actor. ``start``, ``order`` and ``stop`` may be called twice without harm."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
         self._spec = launch.spec
         self._rl = launch.spec.rl
         self._outbox = Outbox(launch.attempt_id)
-        self._desk = Desk(self._outbox)
+        self._desk = Desk(self._outbox, launch.run_key)
         self._fleet = Fleet(launch)
+        self._bell = Bell()
+        self._gatherings: dict[int, Gathering] = {}
+        self._trained = launch.start_step
         self._task: asyncio.Task[None] | None = None
         self._ending = False
         self._graders: Any = None
+        self._rollers: Rollers | None = None
 
     # ------------------------------------------------------------ orders
 
@@ -94,8 +96,17 @@ class Pipeline:
         await self.start()
         return await self._outbox.after(after, REPORT_WAIT_S)
 
-    async def grant(self, grant: Grant) -> None:
-        self._desk.grant(grant)
+    async def order(self, order: Order) -> None:
+        """An order for a sub-stage that is over changes nothing."""
+        match order:
+            case Grant():
+                self._desk.grant(order)
+            case Resize():
+                await self._desk.resize(order)
+            case Yield():
+                await self._desk.make_room(order)
+            case Merge() if self._rollers is not None:
+                self._rollers.merge(order)
 
     async def stop(self, stop: Stop) -> None:
         if self._task is not None and not self._ending:
@@ -110,13 +121,14 @@ class Pipeline:
     async def _live(self) -> None:
         """Run to the end, whatever it is; residents forget the run before the end is reported."""
         try:
-            await self._train()
+            await self._run()
             ended = Ended(outcome="succeeded")
         except asyncio.CancelledError:
             ended = Ended(outcome="stopped")
         except Exception as error:
             ended = Ended(outcome="failed", failure=failure_of(error))
         self._ending = True
+        self._desk.close()
         await self._let_go()
         self._outbox.add(ended)
 
@@ -127,21 +139,18 @@ class Pipeline:
             with suppress(RayError, Stuck):
                 await call(self._graders.close, self._launch.run_key)
 
-    # ------------------------------------------------------------ the loop
+    # ------------------------------------------------------------ the loops
 
-    async def _train(self) -> None:
+    async def _run(self) -> None:
         await asyncio.to_thread(self._open)
         self._graders = grader_pool(own_node())
-        for step in range(self._launch.start_step, self._rl.steps):
-            began = time.monotonic()
-            prompts = self._prompts(step)
-            graded = await self._roll_out(step, prompts)
-            trained = await self._update(step, batches.batch(self._spec, graded))
-            await self._sync(step)
-            saved = await self._checkpoint(step + 1) if self._checkpoint_due(step + 1) else None
-            self._report_step(step, graded, trained, time.monotonic() - began)
-            if saved is not None:
-                self._outbox.add(saved)
+        self._rollers = Rollers(self._tools())
+        workers = range(self._rl.devices)
+        await together(
+            *(self._roll(self._rollers, worker) for worker in workers),
+            *(self._grade(worker) for worker in workers),
+            self._train(self._rollers),
+        )
 
     def _open(self) -> None:
         """The tokenizer and the data."""
@@ -151,6 +160,78 @@ class Pipeline:
             raise ModelLoad(str(error)) from error
         self._rows = RowIndex(self._launch.dataset_path)
         self._fleet.sweep()
+
+    def _tools(self) -> Tools:
+        return Tools(
+            spec=self._spec,
+            run_key=self._launch.run_key,
+            desk=self._desk,
+            fleet=self._fleet,
+            bell=self._bell,
+            tokenizer=self._tokenizer,
+        )
+
+    @property
+    def _steps(self) -> range:
+        return range(self._launch.start_step, self._rl.steps)
+
+    async def _roll(self, rollers: Rollers, worker: int) -> None:
+        """Roll out step by step, as far ahead of training as the job allows."""
+        for step in self._steps:
+            await self._bell.until(lambda k=step: self._trained >= k - self._rl.max_staleness)
+            await rollers.roll(step, worker, self._episodes(self._gather(step), worker))
+
+    async def _grade(self, worker: int) -> None:
+        """Grade groups as they get whole: all that have by the time the graders are free."""
+        for step in self._steps:
+            await self._bell.until(lambda k=step: k in self._gatherings)
+            await self._grade_step(self._gatherings[step], worker)
+
+    async def _grade_step(self, gathering: Gathering, worker: int) -> None:
+        left = gathering.groups_of(worker)
+        lease = None
+        while left:
+            await self._bell.until(lambda g=left: any(map(gathering.whole, g)))
+            whole = [group for group in left if gathering.whole(group)]
+            left = [group for group in left if group not in whole]
+            if lease is None:
+                part = train_chain(self._spec, self._launch.streams).index(SubStageKind.GRADE)
+                count = self._rl.group_size * (len(whole) + len(left))
+                lease = self._desk.begin(SubStageKind.GRADE, gathering.step, worker, count, part=part)
+            inputs = gathering.grade_inputs(whole)
+            grades = await lease.run(self._graders.grade, self._launch.run_key, self._spec.grader, inputs)
+            if not left:
+                self._desk.finish(lease)
+            gathering.take_grades(whole, grades)
+
+    async def _train(self, rollers: Rollers) -> None:
+        training = Training(self._launch, self._desk, self._fleet, self._bell, self._outbox)
+        began = time.monotonic()
+        for step in self._steps:
+            await self._bell.until(lambda k=step: k in self._gatherings)
+            gathering = self._gatherings[step]
+            trained = await training.run(gathering, lambda k=step: rollers.thin(k))
+            saved = await self._checkpoint(step + 1) if self._checkpoint_due(step + 1) else None
+            now = time.monotonic()
+            self._report_step(gathering, trained, now - began)
+            if saved is not None:
+                self._outbox.add(saved)
+            began = now
+            rollers.forget(step)
+            del self._gatherings[step]
+            self._trained = step + 1
+            self._bell.ring()
+
+    # ------------------------------------------------------------ the data of a step
+
+    def _gather(self, step: int) -> Gathering:
+        """The step's data; whichever worker comes first reads it."""
+        if step not in self._gatherings:
+            self._gatherings[step] = Gathering(
+                self._spec, step, self._prompts(step), self._tokenizer, self._bell
+            )
+            self._bell.ring()
+        return self._gatherings[step]
 
     def _prompts(self, step: int) -> list[Prompt]:
         """The step's groups; which rows they are depends on the seed and the position alone."""
@@ -162,157 +243,24 @@ class Pipeline:
             made.append(Prompt(group, row, item, tuple(self._tokenizer.encode_chat(item["messages"]))))
         return made
 
-    # ------------------------------------------------------------ rollouts
-
-    async def _roll_out(self, step: int, prompts: list[Prompt]) -> list[Sample]:
-        chains = await together(
-            *(self._chain(step, worker, self._of_worker(prompts, worker)) for worker in self._workers)
-        )
-        graded = [sample for chain in chains for sample in chain]
-        failed = [sample.grade.error for sample in graded if sample.grade.score is None]
-        if len(failed) > MAX_GRADE_ERRORS * len(graded):
-            raise GraderFailed(
-                f"{len(failed)} of {len(graded)} grades failed at step {step + 1}; the first: {failed[0]}"
+    def _episodes(self, gathering: Gathering, worker: int) -> list[Episode]:
+        mine = gathering.groups_of(worker)
+        return [
+            Episode(Rollout(request), prompt, gathering, self._environment(prompt, request.stream))
+            for prompt in gathering.prompts
+            if prompt.group in mine
+            for request in batches.requests(
+                self._spec, self._launch.run_key, gathering.step, prompt, self._tokenizer.eos_ids
             )
-        if failed:
-            text = f"Step {step + 1}: {len(failed)} of {len(graded)} grades failed; the first: {failed[0]}"
-            self._outbox.add(Log(level="warning", message=text))
-        return sorted(graded, key=lambda sample: (sample.prompt.group, sample.index))
+        ]
 
-    @property
-    def _workers(self) -> range:
-        return range(self._rl.devices)
-
-    def _of_worker(self, prompts: list[Prompt], worker: int) -> list[Prompt]:
-        return [prompt for prompt in prompts if prompt.group % self._rl.devices == worker]
-
-    async def _chain(self, step: int, worker: int, prompts: list[Prompt]) -> list[Sample]:
-        """One worker's rollouts and their grades."""
-        rollouts = await self._sample(step, worker, prompts)
-        outputs = batches.texts(self._spec, rollouts, self._tokenizer)
-        inputs = batches.grade_inputs(prompts, rollouts, outputs)
-        async with self._desk.substages(SubStageKind.GRADE, step, {worker: len(inputs)}) as turns:
-            grades = await turns[worker].run(
-                self._graders.grade, self._launch.run_key, self._spec.grader, inputs
-            )
-        return batches.samples(self._spec, prompts, rollouts, outputs, grades)
-
-    async def _sample(self, step: int, worker: int, prompts: list[Prompt]) -> list[Rollout]:
-        """Prefill, then decode; below the device's saturation batch the rest is a tail of its own."""
-        wanted = batches.requests(self._spec, self._launch.run_key, step, prompts, self._tokenizer.eos_ids)
-        async with self._desk.substages(SubStageKind.PREFILL, step, {worker: len(wanted)}) as turns:
-            turn = turns[worker]
-            engine = await self._fleet.rollout(worker, turn.device, version=step)
-            rolled: Rolled = await turn.run(engine.prefill, self._launch.run_key, wanted)
-        finished = list(rolled.finished)
-        saturated = turn.device.saturation_batch
-        while rolled.left:
-            tail = rolled.left < saturated
-            kind = SubStageKind.TAIL if tail else SubStageKind.DECODE
-            async with self._desk.substages(kind, step, {worker: rolled.left}) as turns:
-                turn = turns[worker]
-                engine = await self._fleet.rollout(worker, turn.device, version=step)
-                floor = 0 if tail else saturated - 1
-                rolled = await turn.run(engine.decode, self._launch.run_key, floor)
-            finished += rolled.finished
-        if {rollout.request.key for rollout in finished} != {request.key for request in wanted}:
-            raise RuntimeError(f"{len(finished)} of {len(wanted)} sequences came back")
-        return sorted(finished, key=lambda rollout: rollout.request.key)
-
-    # ------------------------------------------------------------ training
-
-    async def _update(self, step: int, batch: Batch) -> dict[str, float]:
-        """The step's optimizer steps; the metrics of training."""
-        if not any(batch.keep):
-            text = f"Step {step + 1} trains nothing: no completion of it may be used."
-            self._outbox.add(Log(level="warning", message=text))
-            return {}
-        batch = await self._with_logprobs(step, batch)
-        sums, norms, rate = Sums(), [], 0.0
-        sequences = {worker: len(self._shard(batch, worker).groups) for worker in self._workers}
-        async with self._desk.substages(SubStageKind.UPDATE, step, sequences) as turns:
-            trainers = {w: await self._fleet.trainer(w, turn.device) for w, turn in turns.items()}
-            for index, part in enumerate(split_updates(batch, self._rl.updates_per_step)):
-                over = denominator(part, self._rl.sampling.max_tokens)
-                if over.sequences == 0:
-                    continue
-                sums = sums + await self._backward(turns, trainers, part, over)
-                rate = self._rate(step * self._rl.updates_per_step + index)
-                norms.append(await self._optimize(turns, trainers, rate))
-        metrics = sums.metrics()
-        metrics["loss"] /= len(norms)
-        return {**metrics, "grad_norm": statistics.fmean(norms), "learning_rate": rate}
-
-    def _rate(self, optimizer_step: int) -> float:
-        return self._rl.learning_rate * warmup_factor(self._rl, optimizer_step)
-
-    def _shard(self, batch: Batch, worker: int) -> Batch:
-        mine = [i for i, group in enumerate(batch.groups) if group % self._rl.devices == worker]
-        return batch.select(mine)
-
-    async def _with_logprobs(self, step: int, batch: Batch) -> Batch:
-        """Add the log-probs that the update compares with.
-
-        Those before the update where it has several steps (in the first they are its own), and those of the
-        starting weights where a KL penalty asks for them.
-        """
-        if self._rl.updates_per_step > 1:
-            batch = batch.with_logprobs(old=await self._logprobs(step, batch, reference=False))
-        if self._rl.loss.kl_beta > 0:
-            batch = batch.with_logprobs(reference=await self._logprobs(step, batch, reference=True))
-        return batch
-
-    async def _logprobs(self, step: int, batch: Batch, *, reference: bool) -> list[list[float]]:
-        shards = {worker: self._shard(batch, worker) for worker in self._workers}
-        sequences = {worker: len(shard.groups) for worker, shard in shards.items()}
-        size, key = self._rl.micro_batch_size, self._launch.run_key
-
-        async def of_worker(worker: int, turn: Turn) -> list[list[float]]:
-            trainer = await self._fleet.trainer(worker, turn.device)
-            return await turn.run(trainer.logprobs, key, shards[worker], size, reference)
-
-        async with self._desk.substages(SubStageKind.LOGPROB, step, sequences) as turns:
-            made = await together(*(of_worker(worker, turn) for worker, turn in turns.items()))
-        return self._unshard(batch, dict(zip(turns, made, strict=True)))
-
-    def _unshard(self, batch: Batch, parts: dict[int, list[list[float]]]) -> list[list[float]]:
-        """Values per worker, back in the batch's order."""
-        queues = {worker: iter(values) for worker, values in parts.items()}
-        return [next(queues[group % self._rl.devices]) for group in batch.groups]
-
-    async def _backward(
-        self, turns: dict[int, Turn], trainers: dict[int, Any], part: Batch, over: Denominator
-    ) -> Sums:
-        """Gradients of one optimizer step: each worker its shard, then the sum on every worker."""
-        key, size = self._launch.run_key, self._rl.micro_batch_size
-        made: list[Sums] = await together(
-            *(
-                turn.run(trainers[w].forward_backward, key, self._shard(part, w), over, size)
-                for w, turn in turns.items()
-            )
-        )
-        if len(turns) > 1:
-            parts = [trainers[w].gradients.remote(key) for w in turns]
-            await together(*(self._sum_gradients(turn, trainers[w], parts) for w, turn in turns.items()))
-        return sum(made, Sums())
-
-    async def _sum_gradients(self, turn: Turn, trainer: Any, parts: Sequence[Any]) -> None:
-        turn.cover(await call(trainer.sum_gradients, self._launch.run_key, turn.share, *parts))
-
-    async def _optimize(self, turns: dict[int, Turn], trainers: dict[int, Any], rate: float) -> float:
-        """The same step on every worker; the norm of the gradient."""
-        norms = await together(
-            *(turn.run(trainers[w].optim_step, self._launch.run_key, rate) for w, turn in turns.items())
-        )
-        return norms[0]
-
-    async def _sync(self, step: int) -> None:
-        """The engines get the weights that the next step samples from."""
-        async with self._desk.substages(SubStageKind.SYNC, step, dict.fromkeys(self._workers, 0)) as turns:
-            await together(*(self._sync_worker(w, turn, step + 1) for w, turn in turns.items()))
-
-    async def _sync_worker(self, worker: int, turn: Turn, version: int) -> None:
-        turn.cover(await self._fleet.sync(worker, turn.device, version, turn.share))
+    def _environment(self, prompt: Prompt, stream: tuple[int, ...]) -> Environment | None:
+        if self._spec.environment is None:
+            return None
+        try:
+            return begin(self._spec.environment, prompt.item, stream)
+        except EnvironmentProblem as error:
+            raise EnvironmentProblem(f"row {prompt.row + 1}: {error}") from None
 
     # ------------------------------------------------------------ keeping and telling
 
@@ -325,49 +273,18 @@ class Pipeline:
         final = steps_done == self._rl.steps
         return CheckpointSaved(step=steps_done, path=path, bytes=size, final=final, removed=tuple(removed))
 
-    def _report_step(
-        self, step: int, graded: list[Sample], trained: dict[str, float], seconds: float
-    ) -> None:
-        metrics = {**batches.rollout_metrics(graded), **trained, "seconds": seconds}
+    def _report_step(self, gathering: Gathering, trained: dict[str, float], seconds: float) -> None:
+        """``seconds`` have gone by since the step before was reported."""
+        graded = gathering.samples()
+        metrics = {**batches.rollout_metrics(self._spec, graded), **trained, "seconds": seconds}
         metrics["tokens_per_s"] = metrics["tokens"] / seconds
+        metrics["waiting"] = min(1.0, self._desk.waiting.take() / seconds)
+        if self._rl.asynchronous:
+            metrics |= batches.staleness(gathering.step, graded)
         samples = batches.records(graded, self._rl.sample_groups)
-        self._outbox.add(StepDone(step=step, metrics=metrics, samples=samples))
+        self._outbox.add(StepDone(step=gathering.step, metrics=metrics, samples=samples))
 
 
 def own_node() -> str:
     """Ray's id of the machine this runs on."""
     return ray.get_runtime_context().get_node_id()
-
-
-def failure_of(error: Exception) -> Failure:
-    """An exception as a value that travels. Errors of residents arrive as subclasses of their own type.
-
-    What nobody foresaw is told by a number only: its text may name what is not the customer's business.
-    """
-    said = str(error).strip().splitlines()[-1:] or [type(error).__name__]
-    match error:
-        case NotFinite():
-            return Failure(kind=FailureKind.NOT_FINITE, message=said[0])
-        case GraderFailed():
-            return Failure(kind=FailureKind.GRADER_FAILED, message=said[0])
-        case RowProblem():
-            return Failure(kind=FailureKind.BAD_DATA, message=said[0])
-        case ModelLoad():
-            return Failure(kind=FailureKind.MODEL_LOAD, message=said[0])
-        case Stuck():
-            return Failure(kind=FailureKind.TIME_LIMIT, message=said[0])
-        case RayActorError():
-            return Failure(kind=FailureKind.WORKER_LOST, message="a process on the device is gone")
-    if is_out_of_memory(error):
-        message = "a smaller micro_batch_size, group_size or max_tokens needs less"
-        return Failure(kind=FailureKind.OUT_OF_MEMORY, message=message)
-    number = uuid.uuid4().hex[:12]
-    log.error("error %s", number, exc_info=error)
-    return Failure(kind=FailureKind.INTERNAL, message=f"error {number}")
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """torch says it in words only when it is the processor's memory that has run out."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError | RayOutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

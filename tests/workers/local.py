@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from workers import fleet, pipeline
 from workers.graders.pool import GraderPool
 from workers.pipeline import Pipeline
-from workers.protocol import DeviceRef, Ended, Grant, Launch, Offer, Report, Stop, SubStageKind
+from workers.protocol import Crossed, DeviceRef, Ended, Finished, Grant, Launch, Offer, Report, Stop
 from workers.residents import RolloutResident, TrainerResident
 from workers.spec import JobSpec
+
+T = TypeVar("T")
 
 
 def device(name: str = "local/cpu0") -> DeviceRef:
@@ -121,14 +123,36 @@ async def run(
             wanted = seen(report)
             if asyncio.iscoroutine(wanted):
                 await wanted
-            if isinstance(report.body, Offer):
-                await made.grant(grant(report.body, place))
+            if isinstance(report.body, Offer) and report.body.kind.needs_device:
+                await made.order(grant(report.body, place(report.body)))
     return reports
 
 
-def grant(offer: Offer, place: Callable[[Offer], DeviceRef]) -> Grant:
-    where = None if offer.kind is SubStageKind.GRADE else place(offer)
+def grant(offer: Offer, where: DeviceRef) -> Grant:
     return Grant(action_id=offer.node, node=offer.node, device=where, share=1.0)
+
+
+def of_kind(reports: Iterable[Report], kind: type[T]) -> list[T]:
+    return [report.body for report in reports if isinstance(report.body, kind)]
+
+
+def offers(reports: Iterable[Report]) -> list[Offer]:
+    """Every sub-stage that there was: offered, begun, or crossed into."""
+    bodies = (report.body for report in reports)
+    return [
+        body.offer if isinstance(body, Crossed) else body
+        for body in bodies
+        if isinstance(body, Offer | Crossed)
+    ]
+
+
+def ends(reports: Iterable[Report]) -> list[Finished]:
+    bodies = (report.body for report in reports)
+    return [
+        body.finished if isinstance(body, Crossed) else body
+        for body in bodies
+        if isinstance(body, Finished | Crossed)
+    ]
 
 
 STOP = Stop(action_id="stop", reason="test")
