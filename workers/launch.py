@@ -24,6 +24,8 @@ from workers.protocol import DeviceRef, Launch, pipeline_name
 
 NAMESPACE = "jigsaw"
 ROLES = ("rollout", "trainer")
+#: Calls that a resident serves at the same time, each on a thread: every run of an engine waits for its news.
+RESIDENT_CALLS = 256
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ def _resident(
             num_cpus=0,
             num_gpus=0,
             max_restarts=0,
-            max_concurrency=64,
+            max_concurrency=RESIDENT_CALLS,
             scheduling_strategy=_on(device.ray_node_id),
         )
         .remote(device, model_path, precision)

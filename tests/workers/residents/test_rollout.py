@@ -208,6 +208,49 @@ def test_a_batch_takes_on_another_share_at_the_next_token(tiny_folder, tiny, cal
     assert resident._share == 0.5
 
 
+def test_pipelines_that_come_and_go_as_they_like_get_their_own_tokens(engine, callers, alone, tiny):
+    """Eight at a time on two engines, with tails that move and weights that are loaded again."""
+    engines = [engine(), engine()]
+
+    def pipeline(number: int) -> bool:
+        name, wanted, found = f"run{number}", 8, list[Rollout]()
+        adapter = random_adapter(tiny.config, SEEDS["abc"[number % 3]])
+        for resident in engines:
+            resident.load_adapter(name, 0, adapter, 2.0, 1.0)
+        home = engines[number % 2]
+        home.submit(name, [Rollout(request(name, sample, 6 + sample)) for sample in range(wanted)], 1.0)
+        while len(found) < wanted:
+            news = home.news(name, 0)
+            found += news.finished
+            if news.finished and len(found) % 2 and len(found) < wanted:
+                moving = home.export(name, {(wanted - 1,), (wanted - 2 - number % 3,)})
+                home.load_adapter(name, len(found), adapter, 2.0, 1.0)
+                found += home.news(name, wanted).finished
+                home.submit(name, moving, 1.0)
+            if number % 4 == 3 and len(found) == 3:
+                home = _move(name, home, engines, found)
+        for resident in engines:
+            resident.close(name)
+        expected = alone(
+            [Rollout(request("abc"[number % 3], sample, 6 + sample)) for sample in range(wanted)]
+        )
+        return tokens(sorted(found, key=lambda rollout: rollout.request.key)) == expected
+
+    assert all(callers.map(pipeline, range(24)))
+    assert [resident._loaded.cached_tokens for resident in engines] == [0, 0]
+
+
+def _move(
+    name: str, source: RolloutResident, engines: list[RolloutResident], found: list[Rollout]
+) -> RolloutResident:
+    """All of a run to the other engine, as a merge does: what ended meanwhile comes with the news."""
+    (target,) = (resident for resident in engines if resident is not source)
+    moving = source.export(name)
+    found += source.news(name, 0).finished
+    target.submit(name, moving, 1.0)
+    return target
+
+
 # ---------------------------------------------------------------- failures
 
 
