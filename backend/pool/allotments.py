@@ -105,7 +105,7 @@ def allotments_cut(substage: SubStage, at: datetime) -> None:
     substage.allotments.filter(_reaches(at)).update(end=at)
 
 
-def allotments_pass(old: SubStage, new: SubStage, at: datetime) -> None:
+def allotments_pass(device: Device, old: SubStage, new: SubStage, at: datetime) -> None:
     """``old`` went over into ``new`` at ``at``: from then on, what ``old`` was allotted is ``new``'s."""
     after = list(old.allotments.filter(_reaches(at)).order_by("start"))
     cut = [row for row in after if row.start < at]
@@ -122,9 +122,11 @@ def allotments_pass(old: SubStage, new: SubStage, at: datetime) -> None:
         )
         for row in cut
     ]
+    running = [row for row in cut if row.end is None]
     for row in cut:
         row.end = at
     Allotment.objects.bulk_update(cut, ["end"])
+    allotments_charge(device, running)
     old.allotments.filter(start__gte=at).update(substage=new)
     Allotment.objects.bulk_create(tails)
 

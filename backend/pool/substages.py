@@ -155,7 +155,7 @@ def substage_cross(*, attempt: Attempt, crossed: Crossed, now: datetime) -> SubS
     new.granted_at = old.ended_at
     new.save(force_insert=True)
     if device is not None and last is not None:
-        allotments_pass(old, new, old.ended_at)
+        allotments_pass(device, old, new, old.ended_at)
         device_divide(device, {new.pk: Terms(old.share, last.speed, last.reason)}, instant(device, now))
     return new
 
