@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -46,12 +45,6 @@ def between(trainer: TrainerResident, act: Callable[[str, int], Any]) -> None:
         return compute(run_key, micro)
 
     trainer._loaded.forward_backward = watched  # type: ignore[method-assign]
-
-
-@pytest.fixture
-def callers() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(8) as pool:
-        yield pool
 
 
 @pytest.fixture
