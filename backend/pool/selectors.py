@@ -185,8 +185,10 @@ def pool_timeline(
 ) -> list[dict[str, Any]]:
     """For operators: what ran or runs on the devices in the interval, newest ``limit``, oldest first.
 
-    Rows: device, organization, job, kind, step, worker, start, end (None: it runs), reason, moves_to, and
-    ``allotments``: {start, end, share, part, reason}, in order. What its attempt's end cut off is not shown.
+    Rows: device, tenant (primary key), organization and name (of the job) as people read them, job, kind,
+    step, worker, sequences, slot, start, end (None: it runs), reason, attempt and node, moves_to (a node of
+    that attempt), and ``allotments``: {start, end, share, part, reason}, in order. What its attempt's end cut
+    off is not shown.
     """
     ran = Q(started_at__gte=since - LONGEST_SUBSTAGE, started_at__lte=until, ended_at__gte=since)
     runs = Q(metered=False, status__in=BEGUN, granted_at__lte=until)
@@ -203,14 +205,20 @@ def pool_timeline(
 def _pool_row(row: SubStage, allotments: Iterable[Allotment]) -> dict[str, Any]:
     return {
         "device": row.device.name,
-        "organization": row.job.organization.slug,
+        "tenant": row.job.organization_id,
+        "organization": row.job.organization.name,
         "job": row.job.public_id,
+        "name": row.job.name,
         "kind": row.kind,
         "step": row.step,
         "worker": row.worker,
+        "sequences": row.sequences,
+        "slot": row.slot,
         "start": row.started_at or row.granted_at,
         "end": row.ended_at,
         "reason": row.reason,
+        "attempt": row.attempt_id,
+        "node": row.node,
         "moves_to": row.moves_to,
         "allotments": [
             {

@@ -25,7 +25,8 @@ from frontend.web.figures import KIND_WORDS
 #: Spans the timeline offers, in minutes.
 SPANS = {1: "1 min", 5: "5 min", 15: "15 min", 60: "1 h", 360: "6 h", 1440: "24 h"}
 SPAN = 5
-#: More allotments than these are drawn as their means over so many columns of time.
+#: Longer spans (minutes), and more allotments than these, are drawn as means over so many columns of time.
+LONGEST_EXACT = 60
 MAX_TURNS = 2000
 COLUMNS = 240
 MAX_MARKS = 300
@@ -85,10 +86,10 @@ class Look:
 def _look(minutes: int) -> Look:
     window = rows.window_before(timezone.now(), minutes)
     pool = list(devices())
-    turns = rows.turns(pool, window, MAX_TURNS + 1)
-    coarse = len(turns) > MAX_TURNS
+    turns = rows.turns(pool, window, MAX_TURNS + 1) if minutes <= LONGEST_EXACT else []
+    coarse = minutes > LONGEST_EXACT or len(turns) > MAX_TURNS
     work = rows.columns(pool, window, COLUMNS) if coarse else turns
-    now, waits = rows.turns_now(pool), rows.waits(window, MAX_MARKS)
+    now, waits = rows.turns_now(pool, window.until), rows.waits(window, MAX_MARKS)
     names = {row.tenant: row.tenant_name for row in (*work, *now, *waits)}
     colours = tenant_colours(names)
     figure = cluster_figure(

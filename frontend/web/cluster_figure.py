@@ -23,7 +23,7 @@ PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#9
 PATTERNS = {"prefill": "|", "decode": "", "tail": ".", "logprob": "-", "update": "/", "sync": "x"}
 #: Kind of decision -> plotly's symbol, the same as a character, and what it says.
 MARKS = {
-    "wait": ("hourglass", "⧗", "Held back"),
+    "wait": ("circle-open", "○", "Held back"),
     "yield": ("triangle-down", "▼", "Made room"),
     "merge": ("diamond", "◆", "Merged"),
     "rehome": ("star", "★", "New home"),

@@ -12,6 +12,7 @@ from django.db.models import Count, DurationField, ExpressionWrapper, F, OuterRe
 from django.db.models.functions import Coalesce, Greatest, Least
 
 from backend.pool.models import Allotment, Decision, Device, ServiceInterval, SubStage
+from backend.pool.selectors import pool_timeline
 
 #: Kinds of decisions that the timeline marks: work was held back, stopped or moved on purpose.
 MARKED = ("wait", "yield", "merge", "rehome")
@@ -86,44 +87,43 @@ class Wait:
 
 
 def turns(devices: Collection[Device], window: Window, limit: int) -> list[Turn]:
-    """The newest ``limit`` allotments that the window touches, oldest first."""
-    found = _touching(window).filter(device__in=devices).order_by("-start", "-pk")[:limit]
-    return [_turn(row) for row in reversed(found.values(*_TURN.values()))]
+    """The turns that the window touches, of the newest ``limit`` sub-stages, by sub-stage."""
+    found = pool_timeline(devices, since=window.since, until=window.until, limit=limit)
+    return [
+        _turn(row, had)
+        for row in found
+        for had in row["allotments"]
+        if had["start"] < window.until and (had["end"] is None or had["end"] > window.since)
+    ]
 
 
-def turns_now(devices: Collection[Device]) -> list[Turn]:
+def turns_now(devices: Collection[Device], now: datetime) -> list[Turn]:
     """What computes at this moment."""
-    found = Allotment.objects.filter(device__in=devices, end__isnull=True).order_by("pk")
-    return [_turn(row) for row in found.values(*_TURN.values())]
+    found = pool_timeline(devices, since=now, until=now)
+    return [_turn(row, had) for row in found for had in row["allotments"] if had["end"] is None]
 
 
-_TURN = {
-    "device": "device__name",
-    "start": "start",
-    "end": "end",
-    "part": "part_ppm",
-    "share": "share",
-    "reason": "reason",
-    "granted_because": "substage__reason",
-    "kind": "substage__kind",
-    "step": "substage__step",
-    "worker": "substage__worker",
-    "sequences": "substage__sequences",
-    "slot": "substage__slot",
-    "attempt": "substage__attempt_id",
-    "node": "substage__node",
-    "moves_to": "substage__moves_to",
-    "job": "substage__job__public_id",
-    "title": "substage__job__name",
-    "tenant": "substage__job__organization_id",
-    "tenant_name": "substage__job__organization__name",
-}
-
-
-def _turn(row: dict[str, Any]) -> Turn:
-    told = {name: row[column] for name, column in _TURN.items()}
-    because = told.pop("granted_because")
-    return Turn(**{**told, "part": told["part"] / 1_000_000, "reason": told["reason"] or because})
+def _turn(row: dict[str, Any], had: dict[str, Any]) -> Turn:
+    return Turn(
+        device=row["device"],
+        start=had["start"],
+        end=had["end"],
+        part=had["part"],
+        share=had["share"],
+        reason=had["reason"] or row["reason"],
+        kind=row["kind"],
+        step=row["step"],
+        worker=row["worker"],
+        sequences=row["sequences"],
+        slot=row["slot"],
+        attempt=row["attempt"],
+        node=row["node"],
+        moves_to=row["moves_to"],
+        job=row["job"],
+        title=row["name"],
+        tenant=row["tenant"],
+        tenant_name=row["organization"],
+    )
 
 
 def _touching(window: Window) -> QuerySet[Allotment]:

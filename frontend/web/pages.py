@@ -15,7 +15,7 @@ from backend.catalog.selectors import datasets_all, models_all
 from backend.common.errors import InvalidRequest, ServiceError
 from backend.jobs.access import job_access
 from backend.jobs.models import Event, Job, Sample
-from backend.jobs.selectors import job_checkpoints, job_metrics, job_samples_page, jobs_page
+from backend.jobs.selectors import job_checkpoints, job_metrics, job_samples_page, job_waiting, jobs_page
 from backend.jobs.services import job_cancel
 from backend.metering.selectors import job_cost, job_live_cost
 from backend.pool.selectors import job_timeline
@@ -31,8 +31,7 @@ SAMPLES_PER_PAGE = 64
 #: Spans the timeline offers, in minutes.
 TIMELINE_SPANS = (2, 10, 60)
 WAITING_HELP = (
-    f"Of the last {rows.PACE_STEPS} steps: the time in which the job wanted a device and computed on none. "
-    "Waiting is free."
+    "Share of its steps' time in which the job wanted a device and computed on none. Waiting is free."
 )
 #: Types of events, what they are called, and whether they are shown at first.
 EVENT_TYPES = (
@@ -135,7 +134,7 @@ def _header(actor: Actor, found: Job) -> dict[str, Any]:
         "cost": job_live_cost(found, now)["total_micro_usd"],
         "newest": newest[0] if newest else {},
         "elapsed": words.elapsed_seconds(found, now),
-        "waiting": words.percent_waiting(newest),
+        "waiting": job_waiting(found),
         "waiting_help": WAITING_HELP,
         "left": words.seconds_left(found, pace),
         "may_cancel": actor.role.can_write and not words.is_over(found),

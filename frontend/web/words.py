@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -66,15 +65,6 @@ def seconds_left(job: Job, seconds_per_step: float | None) -> float | None:
     if job.status != JobStatus.RUNNING or not seconds_per_step:
         return None
     return max(0, job.steps - job.steps_done) * seconds_per_step
-
-
-def percent_waiting(steps: Sequence[Mapping[str, float]]) -> float | None:
-    """Of the steps' whole time, in which the job waited for a device; None where no step tells."""
-    told = [
-        (values["waiting"], values["seconds"]) for values in steps if {"waiting", "seconds"} <= values.keys()
-    ]
-    seconds = sum(took for _, took in told)
-    return 100 * sum(share * took for share, took in told) / seconds if seconds else None
 
 
 def elapsed_seconds(job: Job, now: datetime) -> float | None:

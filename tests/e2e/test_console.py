@@ -492,6 +492,11 @@ def test_pages_fit_wide_and_narrow_screens_in_both_themes(seat: Seat, scheme: st
             page.wait_for_function("() => document.getElementById('timeline-plot').data", timeout=LIVE_MS)
         look(tab.lower())
 
+    User.objects.filter(pk=seat.user.pk).update(is_staff=True)
+    seat.open("/cluster")
+    look("cluster")
+    User.objects.filter(pk=seat.user.pk).update(is_staff=False)
+
     seat.open("/keys")
     look("keys-of-a-member")
     be_owner(seat)
@@ -514,6 +519,21 @@ def test_pages_fit_wide_and_narrow_screens_in_both_themes(seat: Seat, scheme: st
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_role("heading", name="Sign in")).to_be_visible(timeout=LIVE_MS)
     look("sign-in")
+
+
+def test_an_operator_watches_the_cluster_live(seat: Seat, tmp_path: Path):
+    page = seat.page
+    User.objects.filter(pk=seat.user.pk).update(is_staff=True)
+    seat.open("/cluster")
+    expect(page.locator("[data-device='node-a/cpu0']")).to_contain_text("Idle")
+    drawn = "() => document.getElementById('cluster-plot').data?.[0].x.length ?? 0"
+    before = page.evaluate(drawn)
+    seat.at = timezone.now() - timedelta(seconds=stage.STEP_SECONDS)
+    seat.train(1)
+    page.wait_for_function(f"{drawn} > {before}", timeout=LIVE_MS)
+    expect(page.locator("[data-live]")).to_have_text("Live")
+    page.locator("label", has_text="24 h").click()
+    expect(page.locator("[data-part=cluster_now]")).to_contain_text("over the last 24 h", timeout=LIVE_MS)
 
 
 def test_the_theme_is_chosen_by_hand_and_kept(seat: Seat):

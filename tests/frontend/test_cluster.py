@@ -115,7 +115,7 @@ def test_turns_are_those_of_the_window_and_the_newest(scene):
     ]
     assert turns[1].end is None and turns[1].reason == "the only free device"
     assert cluster_rows.turns(scene.devices, minute(scene), 1) == turns[1:]
-    assert cluster_rows.turns_now(scene.devices) == turns[1:]
+    assert cluster_rows.turns_now(scene.devices, scene.at) == turns[1:]
 
 
 def test_waits_end_with_the_next_grant_the_next_wait_or_the_attempt(scene):
@@ -166,7 +166,7 @@ def test_one_batch_is_what_one_resident_computes_for_several_jobs(scene):
     substage(scene, 0, 0, "tail", [(5, None, 0.1)], slot="a/rollout", share=0.6)
     substage(scene, 1, 0, "decode", [(5, None, 0.2)], slot="a/rollout", share=0.6)
     substage(scene, 1, 0, "update", [(5, None, 0.4)], slot="a/train/2")
-    assert cluster.batches(cluster_rows.turns_now(scene.devices)) == [2]
+    assert cluster.batches(cluster_rows.turns_now(scene.devices, scene.at)) == [2]
     assert cluster.batches([]) == []
 
 
@@ -229,6 +229,13 @@ def test_many_turns_become_columns(operator, scene, monkeypatch):
     assert "on average" in answer.context["figure"]["figure"]["data"][0]["customdata"][0]
 
 
+def test_a_long_span_is_columns_however_few_turns_there_are(operator, scene):
+    substage(scene, 0, 0, "decode", [(300, 120, 1.0)])
+    figure = operator.get(LIVE, {"minutes": "360"}).json()["figure"]
+    assert sum(figure["data"][0]["x"]) / len(figure["data"][0]["x"]) == pytest.approx(90_000, rel=0.01)
+    assert "on average" in figure["data"][0]["customdata"][0]
+
+
 def test_only_the_newest_decisions_are_listed(operator, scene):
     for number in range(cluster.DECISIONS + 5):
         decision(scene, 0, "place", 100 - number, f"reason {number};", 0)
@@ -243,13 +250,13 @@ def test_only_the_newest_decisions_are_listed(operator, scene):
 def test_a_job_tells_how_long_it_waited(acme, northwind, job):
     attempt = factories.attempt(job)
     address = reverse("web:job_header", args=[job.public_id])
-    assert "of the step's time" not in acme.client.get(address).content.decode()
+    assert "<small>of its steps" not in acme.client.get(address).content.decode()
     for step, waiting in ((0, 0.5), (1, 0.1)):
         done = stage.step_done(step)
         metrics = {**done.metrics, "waiting": waiting, "seconds": 10.0}
         step_record(attempt=attempt, done=done.model_copy(update={"metrics": metrics}))
     page = acme.client.get(address).content.decode()
-    assert "30 % <small>of the step's time" in page and "computed on none" in page
+    assert "30 % <small>of its steps" in page and "computed on none" in page
     assert northwind.client.get(address).status_code == 404
     figures = acme.client.get(reverse("web:job_figures", args=[job.public_id])).json()["figures"]
     assert figures["waiting"]["data"][0]["y"] == [0.5, 0.1]

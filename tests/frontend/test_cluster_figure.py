@@ -167,7 +167,7 @@ def test_as_many_wait_at_once_as_overlap():
 def test_marks_stand_above_the_lane_of_their_device():
     marks = drawn(decisions=[decision("merge", 1), decision("wait", 2, None), decision("yield", 3, "gone")])
     assert marks["Decisions"]["y"] == pytest.approx([-0.45, 1.55, 1.55])
-    assert marks["Decisions"]["marker"]["symbol"] == ["diamond", "hourglass", "triangle-down"]
+    assert marks["Decisions"]["marker"]["symbol"] == ["diamond", "circle-open", "triangle-down"]
     assert marks["Decisions"]["customdata"][0] == (
         "<b>Merged</b><br>Acme &amp; Co · &lt;b&gt;sums (ftjob-1)<br><i>x &lt; y</i>"
     )

@@ -120,11 +120,3 @@ def test_every_event_reads_as_a_line():
         "Step 3: decode on the host, 1.50 s."
     )
     assert words.event_text(Event(type=Event.Type.COST, data=data[Event.Type.COST])) == "$0.004920 so far."
-
-
-def test_waiting_is_of_the_steps_whole_time():
-    long, short = {"waiting": 0.5, "seconds": 30.0}, {"waiting": 0.0, "seconds": 10.0}
-    assert words.percent_waiting([long, short]) == 37.5
-    assert words.percent_waiting([long, {"seconds": 10.0}]) == 50.0
-    assert words.percent_waiting([]) is None
-    assert words.percent_waiting([{"waiting": 0.5}]) is None

@@ -32,6 +32,11 @@ register.filter("setting", words.setting)
 
 
 @register.filter
+def percent(share: float) -> str:
+    return f"{100 * share:.0f}"
+
+
+@register.filter
 def as_json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False)
 

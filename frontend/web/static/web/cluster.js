@@ -24,7 +24,8 @@ async function refresh() {
   for (const part of page.querySelectorAll("[data-part]")) {
     if (!isInUse(part)) part.innerHTML = shown.html[part.dataset.part];
   }
-  await redraw();
+  // A new picture would take away what the reader points at.
+  if (!plot.matches(":hover")) await redraw();
   return shown.every_ms;
 }
 
