@@ -38,6 +38,9 @@ from infra.embedded.supervisor import (
     Supervisor,
 )
 
+#: Longer than a short measurement may take by itself.
+CALIBRATE_SECONDS = 150
+
 
 @dataclass(frozen=True)
 class SignIn:
@@ -172,12 +175,25 @@ class Stack:
         if ray_head in services:
             self._bring_up(ray_head)
             supervisor.env |= ray_head.environment(self.var)
+            self._calibrate(manage)
         self._watcher = threading.Thread(target=self._watch_services, name="services", daemon=True)
         self._watcher.start()
         for program in self._programs(manage):
             supervisor.start(program)
         for program in self._programs(manage):
             supervisor.wait_ready(program.name)
+
+    def _calibrate(self, manage: tuple[str, str]) -> None:
+        """Measure devices of which nothing is known, while nothing else runs; the result is a row and stays.
+
+        Without it the service starts all the same.
+        """
+        try:
+            self._supervisor.run(
+                "calibrate", [*manage, "calibrate_pool", "--short", "--first"], CALIBRATE_SECONDS
+            )
+        except StartFailed as error:
+            self._say(f"the devices are not measured, so each serves one job at a time: {error}")
 
     def _choose_port(self) -> None:
         """Find out now, not after half a minute, that the port is taken."""

@@ -119,11 +119,11 @@ class Supervisor:
         process = child.process
         assert process is not None
         ended = self._wait(lambda: process.poll() is not None, seconds)
-        if not ended:
-            raise StartFailed(f"{name} did not end within {seconds:.0f} seconds; see {self._log(child)}")
         self._end(child)
         with self._lock:
             self._children.remove(child)
+        if not ended:
+            raise StartFailed(f"{name} did not end within {seconds:.0f} seconds; see {self._log(child)}")
         if process.returncode != 0:
             raise StartFailed(f"{name} failed:\n{processes.tail(self._log(child), 20)}")
 
