@@ -21,7 +21,7 @@ from django.db import transaction
 from backend.catalog.models import BaseModel
 from backend.notify.services import SCHEDULER, ring
 from backend.pool.models import Device, DeviceCalibration, Placement, SubStage
-from backend.pool.services import DeviceSeen, node_seen
+from backend.pool.services import DeviceSeen, device_drain, device_return, node_seen
 from backend.pool.states import DeviceState, SubStageStatus
 from scheduler.shell.inventory import devices_of
 from workers.launch import NodeSeen
@@ -118,15 +118,13 @@ def held(device: Device, *, drain: bool, wait_s: float, force: bool) -> Iterator
     ``NotMeasurable`` when the device is lost, or when something still runs after ``wait_s`` and not
     ``force``.
     """
-    drains = drain and not device.draining
-    if drains:
-        _drain(device, True)
+    drains = drain and device_drain(device.name)
     try:
         _wait_until_free(device, wait_s=wait_s, force=force)
         yield
     finally:
         if drains:
-            _drain(device, False)
+            device_return(device.name)
 
 
 def jobs_on(device: Device) -> list[str]:
@@ -154,11 +152,6 @@ def _wait_until_free(device: Device, *, wait_s: float, force: bool) -> None:
         if time.monotonic() >= deadline:
             raise NotMeasurable(f"{device.name} computes for {', '.join(jobs)}")
         time.sleep(LOOK_EVERY_S)
-
-
-def _drain(device: Device, draining: bool) -> None:
-    Device.objects.filter(pk=device.pk).update(draining=draining)
-    ring(SCHEDULER, why=f"device {device.name}")
 
 
 # ---------------------------------------------------------------- the result
