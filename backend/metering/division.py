@@ -209,8 +209,12 @@ def _goes_on(before: Occupant, after: Occupant) -> bool:
 
 def peak_ppm(occupants: Iterable[Occupant]) -> int:
     """The largest sum of shares at any instant."""
-    changes = [(o.start_us, o.share_ppm) for o in occupants if o.start_us < o.end_us]
-    changes += [(o.end_us, -o.share_ppm) for o in occupants if o.start_us < o.end_us]
+    changes = [
+        change
+        for o in occupants
+        if o.start_us < o.end_us
+        for change in ((o.start_us, o.share_ppm), (o.end_us, -o.share_ppm))
+    ]
     level = peak = 0
     for _, change in sorted(changes):
         level += change

@@ -81,7 +81,7 @@ def test_a_job_that_needs_devices_which_are_gone_for_good_is_told_so(device, tmp
 
     def refusal() -> str:
         now = timezone.now()
-        (refused,) = plan(observe(now), Policy()).refusals
+        (refused,) = plan(observe(now).snapshot, Policy()).refusals
         return refused.code
 
     lose(lost, timezone.now() - DAY / 2)
