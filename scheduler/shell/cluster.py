@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from workers import launch
-from workers.protocol import Grant, Launch, Report, Stop
+from workers.protocol import Launch, Order, Report, Stop
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class PipelineLink(Protocol):
         """Reports above ``after``; waits for one, but not for ever."""
         ...
 
-    async def grant(self, grant: Grant) -> None: ...
+    async def order(self, order: Order) -> None: ...
 
     async def stop(self, stop: Stop) -> None: ...
 
@@ -68,8 +68,8 @@ class RayLink:
     async def reports(self, after: int) -> Sequence[Report]:
         return await self._call(REPORTS_LIMIT_S, self._handle.reports, after)
 
-    async def grant(self, grant: Grant) -> None:
-        await self._call(ANSWER_LIMIT_S, self._handle.grant, grant)
+    async def order(self, order: Order) -> None:
+        await self._call(ANSWER_LIMIT_S, self._handle.order, order)
 
     async def stop(self, stop: Stop) -> None:
         await self._call(ANSWER_LIMIT_S, self._handle.stop, stop)

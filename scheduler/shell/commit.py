@@ -1,7 +1,8 @@
 """A plan becomes rows. Each action is a guarded write that names the state it expects.
 
 An action that lost its race is dropped, and so is what depended on it; the next snapshot shows why, and the
-decision is made again. What is committed comes back as orders, to be carried out after the commit.
+decision is made again. What is committed comes back as orders, to be carried out after the commit. Who lives
+where is here, what runs is in ``running``.
 """
 
 from __future__ import annotations
@@ -14,20 +15,17 @@ from django.db import transaction
 
 from backend.jobs.attempts import attempt_open
 from backend.jobs.models import Attempt, Job
-from backend.jobs.states import JobStatus, Reason
+from backend.jobs.states import AttemptStatus, JobStatus, Reason
 from backend.jobs.transitions import job_status_change
 from backend.notify.services import JOBS, ring_many
 from backend.pool.fairness import service_lift
-from backend.pool.models import Device, SubStage
-from backend.pool.services import (
-    decision_add,
-    placements_open,
-    resident_evict,
-    resident_use,
-    substage_grant,
-)
-from scheduler.core.state import Admit, Evict, Place, Plan, Refusal, RefusalCode, Start
-from scheduler.shell.orders import EvictOrder, Order, grant_order, launch_order
+from backend.pool.models import Device
+from backend.pool.services import decision_add, placements_open, resident_evict, resident_use
+from scheduler.core.state import Action, Admit, Evict, Place, Refusal, RefusalCode, Rehome, Start
+from scheduler.shell.decide import Decision, Touch
+from scheduler.shell.facts import Lore
+from scheduler.shell.orders import EvictOrder, Order, launch_order
+from scheduler.shell.running import LostRace, run
 
 log = logging.getLogger(__name__)
 
@@ -35,41 +33,60 @@ log = logging.getLogger(__name__)
 HOPELESS = frozenset({RefusalCode.NEVER_FITS_DEVICES, RefusalCode.NEVER_FITS_MEMORY})
 
 
-def commit(plan: Plan, *, stimulus: str, now: datetime) -> list[Order]:
-    names = {name for action in plan.actions for name in _device_names(action)}
+def commit(decision: Decision, lore: Lore, *, stimulus: str, now: datetime) -> tuple[list[Order], Touch]:
+    """Write the decision; the orders that follow, and what must be decided anew since a race was lost."""
+    actions = decision.plan.actions
+    names = {name for action in actions for name in _device_names(action)}
     devices = {row.name: row for row in Device.objects.select_related("node").filter(name__in=names)}
     orders: list[Order] = []
-    lost_turn: set[int] = set()
-    for action in plan.actions:
+    lost: list[Action] = []
+    for action in actions:
         match action:
             case Admit():
-                orders += _admit(action, stimulus=stimulus, now=now)
+                streams = _streams(action, lore, decision)
+                orders += _admit(action, streams, stimulus=stimulus, now=now)
             case Place():
                 if not _place(action, devices, stimulus=stimulus, now=now):
-                    lost_turn.add(action.pipeline)
-            case Start():
-                if action.device is None or action.pipeline not in lost_turn:
-                    orders += _start(action, devices, now=now)
+                    lost.append(action)
+            case Rehome():
+                if not _rehome(action, stimulus=stimulus, now=now):
+                    lost.append(action)
             case Evict():
                 orders += _evict(action, devices, stimulus=stimulus, now=now)
-    _tell(plan.refusals)
-    return orders
+    unplaced = {action.pipeline for action in lost if isinstance(action, Place | Rehome)}
+    lost += [a for a in actions if isinstance(a, Start) and a.device is not None and a.pipeline in unplaced]
+    again = Touch(pipelines=set(unplaced))
+    try:
+        running, upset = run(decision, lost, stimulus=stimulus, now=now)
+    except LostRace as error:
+        log.warning("the plan is made again: %s", error)
+        running, again = [], Touch(everything=True)
+    else:
+        again.devices |= upset
+    _tell(decision.plan.refusals)
+    return [*orders, *running], again
 
 
-def _device_names(action: Admit | Place | Start | Evict) -> tuple[str, ...]:
+def _device_names(action: Action) -> tuple[str, ...]:
     match action:
         case Place():
             return action.devices
-        case Start() | Evict():
-            return (action.device,) if action.device else ()
-        case Admit():
+        case Evict():
+            return (action.device,)
+        case _:
             return ()
 
 
-def _admit(action: Admit, *, stimulus: str, now: datetime) -> list[Order]:
+def _streams(action: Admit, lore: Lore, decision: Decision) -> bool:
+    pk = decision.world.jobs.get(action.job)
+    facts = lore.of(pk) if pk is not None else None
+    return facts is not None and facts.streams(decision.policy.stream)
+
+
+def _admit(action: Admit, streams: bool, *, stimulus: str, now: datetime) -> list[Order]:
     """Open the attempt; a job whose order cannot be made fails, and keeps nobody else from being admitted."""
     try:
-        return _admit_whole(action, stimulus=stimulus, now=now)
+        return _admit_whole(action, streams, stimulus=stimulus, now=now)
     except ValueError as error:
         log.exception("job %s cannot be launched", action.job)
         job = Job.objects.filter(public_id=action.job, status=JobStatus.QUEUED).first()
@@ -86,7 +103,7 @@ def _admit(action: Admit, *, stimulus: str, now: datetime) -> list[Order]:
 
 
 @transaction.atomic
-def _admit_whole(action: Admit, *, stimulus: str, now: datetime) -> list[Order]:
+def _admit_whole(action: Admit, streams: bool, *, stimulus: str, now: datetime) -> list[Order]:
     organization = Job.objects.values_list("organization_id", flat=True).get(public_id=action.job)
     service_lift(organization_id=organization)
     attempt = attempt_open(
@@ -94,6 +111,8 @@ def _admit_whole(action: Admit, *, stimulus: str, now: datetime) -> list[Order]:
     )
     if attempt is None:
         return []
+    attempt.profile = {"streams": streams}
+    attempt.save(update_fields=["profile"])
     decision_add(
         kind="admit",
         reason=action.reason,
@@ -128,20 +147,23 @@ def _place(action: Place, devices: dict[str, Device], *, stimulus: str, now: dat
 
 
 @transaction.atomic
-def _start(action: Start, devices: dict[str, Device], *, now: datetime) -> list[Order]:
-    node = action.node.split("/", 1)[1]
-    granted = substage_grant(
-        attempt_id=action.pipeline,
-        node=node,
-        device=devices[action.device] if action.device else None,
-        share=action.share,
-        action_id=f"start:{action.node}",
-        now=now,
+def _rehome(action: Rehome, *, stimulus: str, now: datetime) -> bool:
+    """Let the attempt's workers live elsewhere; they move when they are granted a device there."""
+    live = Attempt.objects.filter(
+        pk=action.pipeline, status__in=[AttemptStatus.STARTING, AttemptStatus.RUNNING]
     )
-    if not granted:
-        return []
-    row = SubStage.objects.select_related("device__node").get(attempt_id=action.pipeline, node=node)
-    return [grant_order(row)]
+    if not live.update(home=list(action.home)):
+        return False
+    job_id = Attempt.objects.values_list("job_id", flat=True).get(pk=action.pipeline)
+    decision_add(
+        kind="rehome",
+        reason=action.reason,
+        stimulus=stimulus,
+        now=now,
+        job_id=job_id,
+        attempt_id=action.pipeline,
+    )
+    return True
 
 
 @transaction.atomic

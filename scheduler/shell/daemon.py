@@ -1,16 +1,17 @@
 """The scheduler daemon: observe, plan, commit, drive; woken by doorbells and by reports.
 
     doorbell (LISTEN) ─┐
-    reports ───────────┼─► wake ─► tick (one database thread): observe ─► plan ─► commit ─► orders ─► drive
+    reports ───────────┼─► wake ─► tick (one database thread): observe ─► decide ─► commit ─► orders ─► drive
     nodes changed ─────┤
-    a retry is due ────┘
+    a time has come ───┘
 
 One task decides; one task per attempt follows its pipeline and applies what it reports. Both use the
-database through one thread, so that no two passes of this process interleave. Nothing polls the database.
+database through one thread, so that no two passes of this process interleave. Nothing polls the database, and
+a decision looks only at what was touched: all at the start, when nodes change and when the doorbell rings.
 
 A failure is either one attempt's, and then that attempt is lost and says why, or the daemon's own (the
 database is gone, Ray does not answer), and then the daemon ends: whoever starts it anew makes it find the
-detached pipelines by name and send open grants again.
+detached pipelines by name and send open orders again.
 """
 
 from __future__ import annotations
@@ -30,28 +31,30 @@ from django.db import DatabaseError, InterfaceError, OperationalError, connectio
 from backend.jobs.models import Attempt
 from backend.jobs.states import AttemptStatus
 from backend.pool import selectors
-from backend.pool.models import Node
+from backend.pool.models import Device, Node, SubStage
 from backend.pool.services import node_gone, node_seen
-from scheduler.core.invariants import screen
-from scheduler.core.plan import plan
+from backend.pool.states import DeviceState
 from scheduler.core.state import Policy
+from scheduler.shell.alarm import Alarm, next_alarm
 from scheduler.shell.cluster import Cluster, ClusterSilent, PipelineGone, PipelineLink
 from scheduler.shell.commit import commit
+from scheduler.shell.decide import EVERYTHING, Touch, decide, multiplexes
+from scheduler.shell.facts import Lore
 from scheduler.shell.inventory import devices_of
 from scheduler.shell.leader import Leadership
-from scheduler.shell.observe import next_retry, observe
+from scheduler.shell.observe import observe
 from scheduler.shell.orders import (
     EvictOrder,
-    GrantOrder,
     LaunchOrder,
     Order,
+    PipelineOrder,
     StopOrder,
     launch_order,
-    open_grants,
+    open_orders,
     run_key,
     stop_order,
 )
-from scheduler.shell.reports import attempt_lost, holds_close, report_apply
+from scheduler.shell.reports import News, attempt_lost, holds_close, report_apply, stopping_leave
 from workers.launch import NodeSeen
 from workers.protocol import Ended, Failure, FailureKind, Report
 
@@ -77,9 +80,11 @@ class Daemon:
         self._followers: dict[int, asyncio.Task[None]] = {}
         self._stopping: set[int] = set()
         self._tasks: asyncio.TaskGroup
+        self._lore = Lore()
         self._woken = asyncio.Event()
         self._stimuli: list[str] = []
-        self._retry: asyncio.TimerHandle | None = None
+        self._touch = Touch()
+        self._alarm: tuple[asyncio.TimerHandle, Alarm] | None = None
         self._nodes: list[NodeSeen] | None = None
 
     async def run(self, leadership: Leadership, ready: Callable[[], None]) -> None:
@@ -88,19 +93,20 @@ class Daemon:
             await self._look_at_nodes()
             await self._recover()
             ready()
-            self.wake("start")
+            self.wake("start", EVERYTHING)
             self._tasks.create_task(self._listen(leadership))
             self._tasks.create_task(self._watch_nodes())
             self._tasks.create_task(self._decide())
 
-    def wake(self, stimulus: str) -> None:
+    def wake(self, stimulus: str, touch: Touch) -> None:
         if stimulus not in self._stimuli:
             self._stimuli.append(stimulus)
+        self._touch.add(touch)
         self._woken.set()
 
     async def _listen(self, leadership: Leadership) -> None:
         async for why in leadership.rings():
-            self.wake(why)
+            self.wake(why, EVERYTHING)
         raise ConnectionError("the database connection that holds the leader's lock is gone")
 
     async def _decide(self) -> None:
@@ -108,27 +114,39 @@ class Daemon:
             await self._woken.wait()
             self._woken.clear()
             stimuli, self._stimuli = self._stimuli, []
-            orders, retry_in = await _in_database(self._tick, ", ".join(stimuli))
+            touch, self._touch = self._touch, Touch()
+            orders, again, alarm = await _in_database(self._tick, ", ".join(stimuli), touch)
             for order in orders:
                 await self._drive(order)
-            self._wake_for_retry(retry_in)
+            if again:
+                self.wake("a race was lost", again)
+            self._set_alarm(alarm)
 
-    def _tick(self, stimulus: str) -> tuple[list[Order], float | None]:
-        """One decision: what is to be done, and in how many seconds a job may be tried again."""
+    def _tick(self, stimulus: str, touch: Touch) -> tuple[list[Order], Touch, Alarm | None]:
+        """One decision: what is to be done, what must be decided again, and when the next is due."""
         now = datetime.now(UTC)
-        snapshot = observe(now)
-        decided, wrong = screen(snapshot, plan(snapshot, self._policy), self._policy)
-        if wrong:
-            log.error("actions left out, they break: %s; snapshot: %r", wrong, snapshot)
-        orders = commit(decided, stimulus=stimulus, now=now)
-        stopping = selectors.live_attempts().filter(status=AttemptStatus.STOPPING)
-        return orders + [stop_order(attempt) for attempt in stopping], next_retry(now)
+        stopping: list[Attempt] = []
+        if touch.everything:
+            self._lore.refresh()
+            stopping = stopping_leave(now)
+        queue = touch.everything or touch.admission or not multiplexes(self._policy)
+        world = observe(now, lore=self._lore, queue=queue)
+        decision = decide(world, self._policy, touch)
+        orders, again = commit(decision, self._lore, stimulus=stimulus, now=now)
+        return [*map(stop_order, stopping), *orders], again, next_alarm(now)
 
-    def _wake_for_retry(self, seconds: float | None) -> None:
-        if self._retry is not None:
-            self._retry.cancel()
+    def _set_alarm(self, alarm: Alarm | None) -> None:
         loop = asyncio.get_running_loop()
-        self._retry = None if seconds is None else loop.call_later(seconds, self.wake, "a retry is due")
+        if self._alarm is not None:
+            timer, due = self._alarm
+            timer.cancel()
+            if timer.when() <= loop.time():
+                self._ring(due)
+        self._alarm = None if alarm is None else (loop.call_later(alarm.in_s, self._ring, alarm), alarm)
+
+    def _ring(self, alarm: Alarm) -> None:
+        self._alarm = None
+        self.wake(alarm.why, alarm.touch)
 
     # ------------------------------------------------------------ drive
 
@@ -136,19 +154,19 @@ class Daemon:
         match order:
             case LaunchOrder(launch=launch):
                 self._follow(launch.attempt_id, await self._cluster.start(launch))
-            case GrantOrder(attempt_id=attempt_id):
+            case PipelineOrder(attempt_id=attempt_id):
                 if attempt_id in self._links:
-                    self._tasks.create_task(self._grant(order, self._links[attempt_id]))
+                    self._tasks.create_task(self._tell(order, self._links[attempt_id]))
             case StopOrder(attempt_id=attempt_id) if attempt_id not in self._stopping:
                 self._stopping.add(attempt_id)
                 self._tasks.create_task(self._stop(order))
             case EvictOrder(device=device, weights_key=weights_key):
                 await self._cluster.evict(device, weights_key)
 
-    async def _grant(self, order: GrantOrder, link: PipelineLink) -> None:
-        """A pipeline that is gone is noticed by its follower; a grant that was lost is sent again by it."""
+    async def _tell(self, order: PipelineOrder, link: PipelineLink) -> None:
+        """A pipeline that is gone is noticed by its follower; an order that was lost is sent again by it."""
         with suppress(PipelineGone, ClusterSilent):
-            await link.grant(order.grant)
+            await link.order(order.order)
 
     async def _stop(self, order: StopOrder) -> None:
         """Ask the pipeline to stop; kill it when it does not."""
@@ -180,7 +198,7 @@ class Daemon:
             self._links.pop(attempt_id, None)
             self._followers.pop(attempt_id, None)
             self._stopping.discard(attempt_id)
-        self.wake(f"attempt {attempt_id} over")
+        self.wake(f"attempt {attempt_id} over", EVERYTHING)
 
     async def _hear(self, attempt_id: int, link: PipelineLink) -> Failure | None:
         """Apply reports until the attempt is over by its own word (None), or is lost."""
@@ -198,23 +216,28 @@ class Daemon:
                 continue
             heard = asyncio.get_running_loop().time()
             for report in reports:
-                failure = await _in_database(_apply, report)
-                if failure is not None:
-                    return failure
+                news = await _in_database(_apply, report, self._lore)
+                if isinstance(news, Failure):
+                    return news
                 after = report.seq
+                await self._heed(news, f"report {attempt_id}/{after}")
             if reports and isinstance(reports[-1].body, Ended):
                 return None
-            if reports:
-                self.wake(f"report {attempt_id}/{after}")
-            else:
-                for order in await _in_database(open_grants, attempt_id):
+            if not reports:
+                for order in await _in_database(open_orders, attempt_id):
                     await self._drive(order)
+
+    async def _heed(self, news: News, stimulus: str) -> None:
+        for order in news.orders:
+            await self._drive(order)
+        if news.touch:
+            self.wake(stimulus, news.touch)
 
     async def _lose(self, attempt_id: int, failure: Failure) -> None:
         """Close an attempt that says nothing more, then end its process and what residents compute for it."""
         attempt = await _in_database(_close_lost, attempt_id, failure)
         await self._cluster.kill(attempt_id)
-        for device in attempt.home:
+        for device in await _in_database(_devices_used, attempt):
             await self._cluster.release(device, attempt.job.weights_key, run_key(attempt))
 
     # ------------------------------------------------------------ start and nodes
@@ -233,7 +256,7 @@ class Daemon:
             else:
                 gone = "the pipeline was gone when the scheduler started"
                 await self._lose(attempt.pk, Failure(kind=FailureKind.WORKER_LOST, message=gone))
-        for order in await _in_database(open_grants):
+        for order in await _in_database(open_orders):
             await self._drive(order)
 
     async def _launch_again(self, attempt: Attempt) -> None:
@@ -259,7 +282,7 @@ class Daemon:
         for attempt_id in bereft:
             failure = Failure(kind=FailureKind.WORKER_LOST, message="a node of the pool is gone")
             await self._lose(attempt_id, failure)
-        self.wake("nodes changed")
+        self.wake("nodes changed", EVERYTHING)
 
 
 def unexpected(error: Exception, what: str) -> Failure:
@@ -278,25 +301,42 @@ def _last_report(attempt_id: int) -> int:
     return Attempt.objects.values_list("report_seq", flat=True).get(pk=attempt_id)
 
 
-def _apply(report: Report) -> Failure | None:
+def _apply(report: Report, lore: Lore) -> News | Failure:
     """Apply one report; a failure when it is the report that cannot be applied, and not the database's."""
     for tries_left in reversed(range(DATABASE_TRIES)):
         try:
-            report_apply(report)
+            return report_apply(report, lore) or News()
         except (OperationalError, InterfaceError):
             connection.close()
             if not tries_left:
                 raise
         except (DatabaseError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             return unexpected(error, f"report {report.attempt_id}/{report.seq} cannot be applied")
-        else:
-            break
-    return None
+    raise AssertionError("the last try raises or returns")
 
 
 def _close_lost(attempt_id: int, failure: Failure) -> Attempt:
     attempt_lost(attempt_id=attempt_id, failure=failure, stimulus=f"attempt {attempt_id} gone")
     return Attempt.objects.select_related("job").get(pk=attempt_id)
+
+
+def _devices_used(attempt: Attempt) -> list[str]:
+    """Where something of the attempt may be loaded: its homes, and those that it had before."""
+    ran = SubStage.objects.filter(attempt=attempt, device__isnull=False).order_by("device__name")
+    return sorted({*attempt.home, *ran.values_list("device__name", flat=True).distinct()})
+
+
+def _bereft() -> set[int]:
+    """Attempts that lost a device: one that they hold or compute on, or where their states lie between two
+    sub-stages.
+    """
+    lost = set(Device.objects.filter(state=DeviceState.LOST).values_list("name", flat=True))
+    bereft = set(selectors.attempts_on_lost_devices().values_list("pk", flat=True))
+    if lost:
+        at_home = [a for a in selectors.live_attempts() if not lost.isdisjoint(a.home)]
+        began = SubStage.objects.filter(attempt__in=[a.pk for a in at_home], device__name__in=lost)
+        bereft.update(began.values_list("attempt_id", flat=True).distinct())
+    return bereft
 
 
 def _live_attempts() -> list[Attempt]:
@@ -325,4 +365,4 @@ def _register(nodes: list[NodeSeen]) -> list[int]:
         )
     for row in Node.objects.filter(alive=True).exclude(name__in=[node.name for node in nodes]):
         node_gone(node=row)
-    return list(selectors.attempts_on_lost_devices().values_list("pk", flat=True))
+    return sorted(_bereft())

@@ -1,55 +1,142 @@
-"""Rows in, snapshot out: everything a decision may see, read in one transaction."""
+"""Rows in, snapshot out: everything a decision may see, read in one transaction.
+
+Sub-stages that were told to leave compute nothing any more in a planner's eyes, though the pipeline has not
+said so yet; an attempt that stops keeps its memory and offers nothing.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from django.db import transaction
-from django.db.models import Min
+from django.db.models import F, Sum
 
 from backend.jobs.models import Attempt, Job
 from backend.jobs.states import AttemptStatus
 from backend.pool import selectors
-from backend.pool.models import Device, SubStage
+from backend.pool.models import Allotment, Device, SubStage
 from backend.pool.states import SubStageStatus
 from backend.tenants.models import Organization
 from scheduler.core import state
+from scheduler.core.board import OVERDUE
+from scheduler.core.profile import LEAST, Profile
+from scheduler.shell import priors
+from scheduler.shell.calibrated import type_name
+from scheduler.shell.facts import NOWHERE, Ground, Lore, demand_of
+from scheduler.shell.profiles import ROLLING, solo_seconds
+
+LATENCY_CAP = 1.5
+
+Key = tuple[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What a row says of a sub-stage that runs on a device: its allotment as it is now."""
+
+    pk: int
+    share: float
+    speed: float
+    reason: str
+    done: float
+    since: datetime
+
+
+@dataclass(frozen=True)
+class World:
+    """``jobs`` are the keys of those in the queue, ``rows`` those of the offered sub-stages; ``running`` are
+    the sub-stages that have an allotment, ``profiles`` what was seen of each pipeline.
+    """
+
+    snapshot: state.Snapshot
+    jobs: Mapping[str, int]
+    rows: Mapping[Key, int]
+    running: Mapping[Key, Running]
+    profiles: Mapping[int, Profile]
 
 
 @transaction.atomic
-def observe(now: datetime) -> state.Snapshot:
-    queued = list(selectors.queued_jobs(now))
-    attempts = [a for a in selectors.live_attempts() if a.status != AttemptStatus.STOPPING]
+def observe(now: datetime, *, lore: Lore | None = None, queue: bool = True) -> World:
+    """Without ``queue``, as if no job waited to be admitted."""
+    lore = lore or _fresh()
+    jobs = list(selectors.queued_jobs(now)) if queue else []
+    attempts = list(selectors.live_attempts().defer("profile", "job__spec", "job__metadata"))
+    devices = list(selectors.devices())
+    grounds = _grounds(lore, devices, attempts)
+    lore.learn([*(job.pk for job in jobs), *(attempt.job_id for attempt in attempts)])
+    lore.profiles(attempts, grounds)
     holds: dict[int, dict[int, str]] = defaultdict(dict)
-    occupied: set[str] = set()
     for placement in selectors.open_placements():
         holds[placement.attempt_id][placement.worker] = placement.device.name
-        occupied.add(placement.device.name)
-    running = {attempt.pk for attempt in attempts}
-    leaving = {name for key, held in holds.items() if key not in running for name in held.values()}
-    return state.Snapshot(
+    live = {attempt.pk: attempt for attempt in attempts}
+    leaving = {name for key, held in holds.items() if key not in live for name in held.values()}
+    rows = _open(live)
+    running = _running(rows)
+    residents = selectors.residents()
+    default = _ground(lore, devices)
+    snapshot = state.Snapshot(
         now=now.timestamp(),
-        devices=tuple(_device(row, leaving) for row in selectors.devices()),
-        tenants=_tenants(
-            {*(job.organization_id for job in queued), *(a.job.organization_id for a in attempts)}
-        ),
-        queue=tuple(_queued(job) for job in queued),
-        pipelines=tuple(_pipeline(attempt, holds[attempt.pk]) for attempt in attempts),
-        nodes=tuple(_node(row) for row in selectors.open_substages() if row.attempt_id in running),
+        devices=tuple(_device(row, leaving) for row in devices),
+        tenants=_tenants({j.organization_id for j in jobs} | {a.job.organization_id for a in attempts}),
+        queue=tuple(_queued(job, lore, default) for job in jobs),
+        pipelines=tuple(_pipeline(a, holds[a.pk], lore, grounds[a.pk], now) for a in attempts),
+        nodes=tuple(_nodes(rows, running, lore)),
         residents=tuple(
             state.Resident(row.device.name, row.weights_key, row.bytes, row.last_used_at.timestamp())
-            for row in selectors.residents()
+            for row in residents
         ),
+        tables=tuple(sorted(lore.calibrated.tables.items())),
+        waits=tuple((a.pk, a.wait_until.timestamp()) for a in attempts if a.wait_until and not _stops(a)),
+    )
+    if queue:
+        lore.forget([*(job.pk for job in jobs), *(a.job_id for a in attempts)], live)
+    profiles = {pk: lore.profile(pk)[1] for pk in live}
+    return World(
+        snapshot, {j.public_id: j.pk for j in jobs}, {_key(row): row.pk for row in rows}, running, profiles
     )
 
 
+def _fresh() -> Lore:
+    lore = Lore()
+    lore.refresh()
+    return lore
+
+
+def _stops(attempt: Attempt) -> bool:
+    return attempt.status == AttemptStatus.STOPPING
+
+
+def _key(row: SubStage) -> Key:
+    return row.attempt_id, f"{row.attempt_id}/{row.node}"
+
+
+# ---------------------------------------------------------------- devices, tenants, jobs
+
+
+def _grounds(lore: Lore, devices: Sequence[Device], attempts: Iterable[Attempt]) -> dict[int, Ground]:
+    """Where each attempt computes: on its first home."""
+    by_name = {device.name: lore.ground(device) for device in devices}
+    default = _ground(lore, devices)
+    return {a.pk: by_name.get(a.home[0], default) if a.home else default for a in attempts}
+
+
+def _ground(lore: Lore, devices: Sequence[Device]) -> Ground:
+    """Where a job is expected to compute that has no home: on the type of which there are most."""
+    if not devices:
+        return NOWHERE
+    count = Counter(type_name(device) for device in devices)
+    return lore.ground(max(devices, key=lambda device: (count[type_name(device)], device.name)))
+
+
 def _device(row: Device, leaving: set[str]) -> state.Device:
-    """A device still held by an attempt that is stopping gets nothing new, like one that drains."""
+    """A device still held by an attempt that is over gets nothing new, like one that drains."""
     now = state.DeviceState(row.state)
-    if row.name in leaving and now is state.DeviceState.READY:
+    if now is state.DeviceState.READY and (row.draining or row.name in leaving):
         now = state.DeviceState.DRAINING
-    return state.Device(name=row.name, type=row.type, memory_bytes=row.memory_bytes, state=now)
+    return state.Device(name=row.name, type=type_name(row), memory_bytes=row.memory_bytes, state=now)
 
 
 def _tenants(ids: set[int]) -> tuple[state.Tenant, ...]:
@@ -57,8 +144,8 @@ def _tenants(ids: set[int]) -> tuple[state.Tenant, ...]:
     return tuple(state.Tenant(row.pk, row.weight, row.service, row.max_devices) for row in rows)
 
 
-def _queued(job: Job) -> state.QueuedJob:
-    return state.QueuedJob(
+def _queued(job: Job, lore: Lore, ground: Ground) -> state.QueuedJob:
+    queued = state.QueuedJob(
         id=job.public_id,
         tenant=job.organization_id,
         submitted=job.created_at.timestamp(),
@@ -67,12 +154,28 @@ def _queued(job: Job) -> state.QueuedJob:
         weights_bytes=job.weights_bytes,
         run_bytes=job.run_bytes,
         priority=job.priority,
+        latency_cap=LATENCY_CAP,
+    )
+    facts = lore.of(job.pk)
+    if facts is None:
+        return queued
+    outlook = lore.prior(job.pk, ground, False)
+    return replace(
+        queued,
+        demand=demand_of(outlook, ground.table),
+        shape=priors.shape(facts.spec, False),
+        outlook=outlook,
+        fusible=facts.fusible,
+        kv_tokens=facts.kv_tokens,
+        kv_bytes=facts.kv_bytes,
     )
 
 
-def _pipeline(attempt: Attempt, held: dict[int, str]) -> state.Pipeline:
+def _pipeline(
+    attempt: Attempt, held: dict[int, str], lore: Lore, ground: Ground, now: datetime
+) -> state.Pipeline:
     job = attempt.job
-    return state.Pipeline(
+    pipeline = state.Pipeline(
         id=attempt.pk,
         job=job.public_id,
         tenant=job.organization_id,
@@ -85,24 +188,116 @@ def _pipeline(attempt: Attempt, held: dict[int, str]) -> state.Pipeline:
         holds=tuple(held[worker] for worker in sorted(held)),
         priority=job.priority,
         step_seconds=attempt.step_seconds,
+        latency_cap=LATENCY_CAP,
+        step_began=(attempt.step_began_at or now).timestamp(),
+        stepped=job.steps_done,
+    )
+    facts = lore.of(job.pk)
+    if facts is None or _stops(attempt):
+        return pipeline
+    streams, profile = lore.profile(attempt.pk)
+    outlook = profile.outlook()
+    return replace(
+        pipeline,
+        demand=demand_of(outlook, ground.table),
+        shape=priors.shape(facts.spec, streams),
+        outlook=outlook,
+        fusible=facts.fusible,
+        kv_tokens=facts.kv_tokens,
+        kv_bytes=facts.kv_bytes,
     )
 
 
-def _node(row: SubStage) -> state.Node:
-    granted = row.status == SubStageStatus.GRANTED
-    return state.Node(
-        id=f"{row.attempt_id}/{row.node}",
-        pipeline=row.attempt_id,
-        step=row.step,
-        worker=row.worker,
-        kind=state.Kind(row.kind),
-        state=state.NodeState.RUNNING if granted else state.NodeState.READY,
-        device=row.device.name if granted and row.device else None,
-        share=(row.share or 0.0) if granted else 0.0,
+# ---------------------------------------------------------------- sub-stages
+
+
+def _open(live: Mapping[int, Attempt]) -> list[SubStage]:
+    """Those that wait or run, of attempts that go on."""
+    seen = [SubStageStatus.READY, SubStageStatus.GRANTED]
+    return [
+        row
+        for row in selectors.open_substages().filter(status__in=seen)
+        if row.attempt_id in live and not _stops(live[row.attempt_id])
+    ]
+
+
+def _running(rows: Sequence[SubStage]) -> dict[Key, Running]:
+    granted = [row for row in rows if row.status == SubStageStatus.GRANTED and row.device_id is not None]
+    allotments: dict[int, list[Allotment]] = defaultdict(list)
+    for one in Allotment.objects.filter(substage__in=[row.pk for row in granted]).order_by("start"):
+        allotments[one.substage_id].append(one)
+    found = {}
+    for row in granted:
+        own = allotments[row.pk]
+        if own and own[-1].end is None:
+            now = own[-1]
+            found[_key(row)] = Running(row.pk, now.share, now.speed, now.reason, solo_seconds(own), now.start)
+    return found
+
+
+def _nodes(rows: Sequence[SubStage], running: Mapping[Key, Running], lore: Lore) -> Iterable[state.Node]:
+    spent = _spent(rows, lore)
+    for row in rows:
+        known = running.get(_key(row))
+        granted = row.status == SubStageStatus.GRANTED
+        segment = _segment(row, lore.profile(row.attempt_id)[1], spent)
+        left = segment.seconds * row.left if segment is not None else 0.0
+        yield state.Node(
+            id=f"{row.attempt_id}/{row.node}",
+            pipeline=row.attempt_id,
+            step=row.step,
+            worker=row.worker,
+            kind=state.Kind(row.kind),
+            state=state.NodeState.RUNNING if granted else state.NodeState.READY,
+            device=row.device.name if granted and row.device else None,
+            share=(row.share or 0.0) if granted else 0.0,
+            gang=row.gang,
+            part=row.part,
+            segment=segment,
+            left=max(0.0, left - known.done) if known is not None else left,
+            since=(known.since if known is not None else row.granted_at or row.offered_at).timestamp(),
+            tokens=row.cached_tokens,
+            yielded=row.yielded,
+        )
+
+
+def _segment(row: SubStage, profile: Profile, spent: Mapping[Key, float]) -> state.Segment | None:
+    """What is predicted of it; None for a part that its chain does not have."""
+    rolls = state.Kind(row.kind) in ROLLING
+    parts = profile.rollout if rolls else profile.train
+    if row.part >= len(parts) or parts[row.part].prior.kind.value != row.kind:
+        return None
+    segment = profile.predicted("rollout" if rolls else "train", row.part, row.sequences)
+    before = spent.get(_key(row), 0.0)
+    if before:
+        seconds = max(segment.seconds - before, OVERDUE * segment.seconds, LEAST)
+        segment = replace(segment, seconds=seconds, late_seconds=max(seconds, segment.late_seconds - before))
+    return replace(segment, early=row.early)
+
+
+def _spent(rows: Sequence[SubStage], lore: Lore) -> dict[Key, float]:
+    """In environments parts come again: seconds that the step has spent in each part so far."""
+    again = [row for row in rows if _has_turns(row, lore) and state.Kind(row.kind) in ROLLING]
+    if not again:
+        return {}
+    sums = (
+        SubStage.objects.filter(
+            attempt__in={row.attempt_id for row in again},
+            step__in={row.step for row in again},
+            status=SubStageStatus.DONE,
+        )
+        .values_list("attempt_id", "step", "worker", "part", "kind")
+        .annotate(spent=Sum(F("ended_at") - F("started_at")))
     )
+    known = {tuple(values): spent for *values, spent in sums}
+    found = {}
+    for row in again:
+        spent = known.get((row.attempt_id, row.step, row.worker, row.part, row.kind))
+        if spent is not None:
+            found[_key(row)] = spent.total_seconds()
+    return found
 
 
-def next_retry(now: datetime) -> float | None:
-    """Seconds until the first job that waits to be tried again may be; None when there is none."""
-    first = selectors.held_back_jobs(now).aggregate(first=Min("retry_at"))["first"]
-    return None if first is None else max(0.0, (first - now).total_seconds())
+def _has_turns(row: SubStage, lore: Lore) -> bool:
+    facts = lore.of(row.job_id)
+    return facts is not None and facts.spec.environment is not None

@@ -5,16 +5,18 @@ Orders are made from rows, so that a daemon that starts anew makes the same ones
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from django.conf import settings
 
 from backend.jobs.models import Attempt
-from backend.pool import selectors
-from backend.pool.models import Device, SubStage
+from backend.jobs.states import AttemptStatus
+from backend.pool.models import Allotment, Device, SubStage
 from backend.pool.states import SubStageStatus
-from workers.protocol import DeviceRef, Grant, Launch, Stop
+from workers import protocol
+from workers.protocol import DeviceRef, Grant, Launch, Merge, Resize, Stop, Yield
 from workers.spec import JobSpec
 
 
@@ -24,9 +26,9 @@ class LaunchOrder:
 
 
 @dataclass(frozen=True)
-class GrantOrder:
+class PipelineOrder:
     attempt_id: int
-    grant: Grant
+    order: protocol.Order
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class EvictOrder:
     weights_key: str
 
 
-Order = LaunchOrder | GrantOrder | StopOrder | EvictOrder
+Order = LaunchOrder | PipelineOrder | StopOrder | EvictOrder
 
 
 def launch_order(attempt: Attempt) -> LaunchOrder:
@@ -61,6 +63,7 @@ def launch_order(attempt: Attempt) -> LaunchOrder:
         checkpoint_dir=str(folder),
         resume_from=attempt.resume_from.path if attempt.resume_from else None,
         start_step=attempt.start_step,
+        streams=bool(attempt.profile.get("streams")),
     )
     return LaunchOrder(launch)
 
@@ -70,26 +73,71 @@ def run_key(attempt: Attempt) -> str:
     return f"{attempt.job.public_id}.{attempt.number}"
 
 
-def grant_order(substage: SubStage) -> GrantOrder:
+def stop_order(attempt: Attempt) -> StopOrder:
+    return StopOrder(attempt.pk, Stop(action_id=f"stop:{attempt.pk}", reason="the job was cancelled"))
+
+
+# ---------------------------------------------------------------- to running pipelines
+
+
+def grant_order(substage: SubStage) -> PipelineOrder:
     grant = Grant(
         action_id=substage.action_id,
         node=substage.node,
         device=device_ref(substage.device) if substage.device else None,
         share=substage.share,
     )
-    return GrantOrder(substage.attempt_id, grant)
+    return PipelineOrder(substage.attempt_id, grant)
 
 
-def open_grants(attempt_id: int | None = None) -> list[GrantOrder]:
-    """The grants that have not been answered by a report: of one attempt, or of all."""
-    rows = selectors.open_substages().filter(status=SubStageStatus.GRANTED)
+def resize_order(allotment: Allotment) -> PipelineOrder:
+    """Each allotment is another order: shares that come back are not taken for a repetition."""
+    substage = allotment.substage
+    action_id = f"resize:{allotment.pk}"
+    return PipelineOrder(
+        substage.attempt_id, Resize(action_id=action_id, node=substage.node, share=allotment.share)
+    )
+
+
+def leave_order(substage: SubStage) -> PipelineOrder:
+    """Make room, or move the sequences to where they were told to go."""
+    name = f"{substage.attempt_id}/{substage.node}"
+    if substage.moves_to:
+        order: protocol.Order = Merge(
+            action_id=f"merge:{name}", sources=(substage.node,), target=substage.moves_to
+        )
+    else:
+        order = Yield(action_id=f"yield:{name}", node=substage.node)
+    return PipelineOrder(substage.attempt_id, order)
+
+
+def resize_orders(substages: Iterable[int]) -> list[PipelineOrder]:
+    """The shares that these running sub-stages, by their keys, have now."""
+    rows = Allotment.objects.filter(
+        substage__in=list(substages), end__isnull=True, substage__status=SubStageStatus.GRANTED
+    )
+    return [resize_order(row) for row in rows.select_related("substage").order_by("pk")]
+
+
+def open_orders(attempt_id: int | None = None) -> list[PipelineOrder]:
+    """All that has not been answered by a report, of one attempt or of all: grants with the shares that hold
+    now, and who was told to leave.
+    """
+    rows = SubStage.objects.filter(
+        status__in=[SubStageStatus.GRANTED, SubStageStatus.LEAVING], device__isnull=False
+    ).exclude(attempt__status=AttemptStatus.STOPPING)
     if attempt_id is not None:
         rows = rows.filter(attempt_id=attempt_id)
-    return [grant_order(row) for row in rows]
+    rows = rows.select_related("device__node").order_by("pk")
+    granted = [row for row in rows if row.status == SubStageStatus.GRANTED]
+    leaving = [row for row in rows if row.status == SubStageStatus.LEAVING]
+    grants = [grant_order(row) for row in granted if not crossed(row)]
+    return [*grants, *resize_orders(row.pk for row in granted), *map(leave_order, leaving)]
 
 
-def stop_order(attempt: Attempt) -> StopOrder:
-    return StopOrder(attempt.pk, Stop(action_id=f"stop:{attempt.pk}", reason="the job was cancelled"))
+def crossed(substage: SubStage) -> bool:
+    """Whether it runs on the grant of the one before it, and waits for none."""
+    return (substage.action_id or "").startswith("cross:")
 
 
 def device_ref(device: Device) -> DeviceRef:

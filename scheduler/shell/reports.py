@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from django.db import transaction
@@ -19,15 +21,24 @@ from backend.jobs.models import Attempt
 from backend.jobs.states import ATTEMPT_TERMINAL, NOT_BILLED, AttemptStatus
 from backend.metering.services import attempt_credit, device_meter
 from backend.pool import selectors
-from backend.pool.models import Placement
-from backend.pool.services import (
-    placements_close,
+from backend.pool.models import Allotment, Placement, SubStage
+from backend.pool.services import placements_close
+from backend.pool.states import SubStageStatus
+from backend.pool.substages import (
+    substage_cross,
     substage_finish,
+    substage_leave,
     substage_offer,
     substages_lose,
 )
+from scheduler.shell import profiles
+from scheduler.shell.decide import Touch
+from scheduler.shell.facts import Lore
+from scheduler.shell.orders import PipelineOrder, resize_orders
+from scheduler.shell.running import rebalance
 from workers.protocol import (
     CheckpointSaved,
+    Crossed,
     Ended,
     Failure,
     FailureKind,
@@ -39,30 +50,105 @@ from workers.protocol import (
 )
 
 
+@dataclass(frozen=True)
+class News:
+    """What a report changed: where to look again, and what pipelines must be told at once."""
+
+    touch: Touch = field(default_factory=Touch)
+    orders: Sequence[PipelineOrder] = ()
+
+
 @transaction.atomic
-def report_apply(report: Report) -> bool:
-    """Apply one report; False when it was applied before or its attempt is over."""
+def report_apply(report: Report, lore: Lore) -> News | None:
+    """Apply one report; None when it was applied before or its attempt is over."""
     attempt = attempt_fence(attempt_id=report.attempt_id, seq=report.seq)
     if attempt is None:
-        return False
+        return None
     now = datetime.now(UTC)
     match report.body:
         case Offer() as offer:
-            substage_offer(attempt=attempt, offer=offer, now=now)
+            return _offered(attempt, offer, now)
+        case Crossed() as crossed:
+            return _crossed(attempt, crossed, now)
         case Finished() as finished:
-            substage = substage_finish(attempt=attempt, finished=finished, now=now)
-            if substage is not None and substage.device_id is not None:
-                device_meter(device_id=substage.device_id, until=now)
+            return _finished(attempt, finished, now)
         case StepDone() as done:
-            step_record(attempt=attempt, done=done)
-            placements_close(attempt=attempt, now=now)
+            return _step_done(attempt, done, lore, now)
         case CheckpointSaved() as saved:
             checkpoint_record(attempt=attempt, saved=saved)
         case Log() as log:
             log_record(attempt=attempt, log=log)
         case Ended() as ended:
+            homes = set(attempt.home)
             _end(attempt, ended, now=now, stimulus=f"report {attempt.pk}/{report.seq}")
-    return True
+            return News(Touch(devices=homes, admission=True))
+    return News()
+
+
+def _offered(attempt: Attempt, offer: Offer, now: datetime) -> News:
+    substage_offer(attempt=attempt, offer=offer, now=now)
+    if attempt.step_began_at is None:
+        Attempt.objects.filter(pk=attempt.pk).update(step_began_at=now)
+    return News(Touch(pipelines={attempt.pk})) if offer.kind.needs_device else News()
+
+
+def _crossed(attempt: Attempt, crossed: Crossed, now: datetime) -> News:
+    leaving = _was_leaving(attempt, crossed.finished.node)
+    substage = substage_cross(attempt=attempt, crossed=crossed, now=now)
+    if substage is None or substage.device is None:
+        return News()
+    # Who waits for an order that came too late, waits on a device that is fuller than the plan has it.
+    changed = rebalance(substage.device, now) if leaving else []
+    if attempt.status == AttemptStatus.STOPPING:
+        substage_leave(attempt_id=attempt.pk, node=substage.node, moves_to="", now=now)
+    return News(Touch(devices={substage.device.name}), resize_orders(changed) if changed else ())
+
+
+def _was_leaving(attempt: Attempt, node: str) -> bool:
+    return SubStage.objects.filter(attempt=attempt, node=node, status=SubStageStatus.LEAVING).exists()
+
+
+def _finished(attempt: Attempt, finished: Finished, now: datetime) -> News:
+    substage = substage_finish(attempt=attempt, finished=finished, now=now)
+    if substage is None or substage.device is None:
+        return News()
+    device_meter(device_id=substage.device_id, until=now)
+    return News(Touch(devices={substage.device.name}))
+
+
+def _step_done(attempt: Attempt, done: StepDone, lore: Lore, now: datetime) -> News:
+    """Whole devices are free again, unless another step computes there."""
+    held = _held(attempt)
+    step_record(attempt=attempt, done=done)
+    running = SubStage.objects.filter(attempt=attempt, status=SubStageStatus.GRANTED, device__isnull=False)
+    if not running.exists():
+        placements_close(attempt=attempt, now=now)
+    Attempt.objects.filter(pk=attempt.pk).update(
+        step_began_at=now, profile=_profile(attempt, done.step, lore)
+    )
+    return News(Touch(devices=set(held.values())))
+
+
+def _held(attempt: Attempt) -> dict[int, str]:
+    """Name by key of the devices that the attempt holds whole."""
+    held = Placement.objects.filter(attempt=attempt, closed_at__isnull=True)
+    return dict(held.values_list("device_id", "device__name"))
+
+
+def _profile(attempt: Attempt, step: int, lore: Lore) -> dict[str, object]:
+    """What is known of the attempt's steps after this one."""
+    rows = list(
+        SubStage.objects.filter(attempt=attempt, step=step, status=SubStageStatus.DONE).order_by("ended_at")
+    )
+    own: dict[int, list[Allotment]] = {}
+    for one in Allotment.objects.filter(substage__in=[row.pk for row in rows]):
+        own.setdefault(one.substage_id, []).append(one)
+    streams = bool(attempt.profile.get("streams"))
+    known = lore.stored_profile(attempt, streams)
+    if known is None:
+        return attempt.profile
+    done = {pk: profiles.solo_seconds(allotments) for pk, allotments in own.items()}
+    return {"streams": streams, **profiles.dump(profiles.observed(known, rows, done))}
 
 
 @transaction.atomic
@@ -77,10 +163,11 @@ def attempt_lost(*, attempt_id: int, failure: Failure, stimulus: str) -> bool:
 
 def _end(attempt: Attempt, ended: Ended, *, now: datetime, stimulus: str) -> None:
     """Free what the attempt holds, close it, and give back what our fault cost the tenant."""
-    devices = sorted(
-        Placement.objects.filter(attempt=attempt, closed_at__isnull=True).values_list("device_id", flat=True)
+    begun = SubStage.objects.filter(
+        attempt=attempt, status__in=[SubStageStatus.GRANTED, SubStageStatus.LEAVING], device__isnull=False
     )
-    substages_lose(attempt=attempt)
+    devices = sorted({*_held(attempt), *begun.values_list("device_id", flat=True)})
+    substages_lose(attempt=attempt, now=now)
     placements_close(attempt=attempt, now=now)
     for device_id in devices:
         device_meter(device_id=device_id, until=now)
@@ -94,6 +181,19 @@ def _end(attempt: Attempt, ended: Ended, *, now: datetime, stimulus: str) -> Non
         reason = attempt_fail(attempt=attempt, failure=ended.failure or missing, stimulus=stimulus)
         if reason in NOT_BILLED and not cancelled:
             attempt_credit(attempt=attempt, since_step=_saved_step(attempt))
+
+
+def stopping_leave(now: datetime) -> list[Attempt]:
+    """The attempts that were asked to stop; what of them computes makes room for others at once."""
+    stopping = list(selectors.live_attempts().filter(status=AttemptStatus.STOPPING))
+    begun = SubStage.objects.filter(
+        attempt__in=[attempt.pk for attempt in stopping],
+        status=SubStageStatus.GRANTED,
+        device__isnull=False,
+    )
+    for attempt_id, node in begun.values_list("attempt_id", "node") if stopping else ():
+        substage_leave(attempt_id=attempt_id, node=node, moves_to="", now=now)
+    return stopping
 
 
 def holds_close() -> None:

@@ -1,6 +1,7 @@
 """A cluster whose pipelines compute nothing: the daemon's orders and reports are the real ones.
 
-Only what would leave the process is replaced. The pipelines use the product's own ``Desk`` and ``Outbox``.
+Only what would leave the process is replaced. The pipelines use the product's own ``Desk`` and ``Outbox``, go
+through the chains of ``workers.chain`` and do what orders ask: make room, merge, change shares.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from scheduler.shell.cluster import PipelineGone
-from workers.grants import Desk
+from workers.chain import rollout_part, train_chain
+from workers.grants import Desk, Gang, Lease
 from workers.launch import NodeSeen
 from workers.outbox import Outbox
 from workers.protocol import (
@@ -20,29 +22,45 @@ from workers.protocol import (
     Grant,
     Launch,
     Log,
+    Merge,
+    Offer,
+    Order,
     Report,
+    Resize,
     StepDone,
     Stop,
     SubStageKind,
+    Yield,
 )
-from workers.timing import Ran
 
 METRICS = {"reward": 0.5, "tokens": 64.0, "seconds": 0.1}
+#: What each step reports of a worker: prefill, decode from 16 sequences up, two tails, early update, grade,
+#: update, sync. Where nothing streams it is one less.
+SUBSTAGES = 8
+SATURATION = 16
 
 
 class FakePipeline:
-    """Runs its steps as fast as it is granted. ``before_step(step)`` may raise, or wait."""
+    """Runs its steps as fast as it is granted. ``before_step(pipeline, step)``, and in the middle of each
+    sub-stage on a device ``during(pipeline, offer)``, may raise, or wait.
+    """
 
-    def __init__(self, launch: Launch, before_step: Callable | None) -> None:
+    def __init__(self, launch: Launch, before_step: Callable | None, during: Callable | None) -> None:
         self.launch = launch
-        self.grants: list[Grant] = []
+        self.orders: list[Order] = []
         self.dead = asyncio.Event()
         self.deaf = False
-        self._before_step = before_step
+        self.steps = 0
+        self._before_step, self._during = before_step, during
         self._outbox = Outbox(launch.attempt_id)
-        self._desk = Desk(self._outbox)
+        self._desk = Desk(self._outbox, launch.run_key)
+        self._rolling: dict[Lease, asyncio.Task[None]] = {}
         self._outbox.add(Log(level="info", message="starts"))
         self._task = asyncio.create_task(self._live())
+
+    @property
+    def grants(self) -> list[Grant]:
+        return [order for order in self.orders if isinstance(order, Grant)]
 
     async def reports(self, after: int) -> Sequence[Report]:
         waiting = asyncio.create_task(self._outbox.after(after, 30))
@@ -54,9 +72,17 @@ class FakePipeline:
             raise PipelineGone("killed")
         return waiting.result()
 
-    async def grant(self, grant: Grant) -> None:
-        self.grants.append(grant)
-        self._desk.grant(grant)
+    async def order(self, order: Order) -> None:
+        self.orders.append(order)
+        match order:
+            case Grant():
+                self._desk.grant(order)
+            case Resize():
+                await self._desk.resize(order)
+            case Yield():
+                await self._desk.make_room(order)
+            case Merge():
+                self._merge(order)
 
     async def stop(self, stop: Stop) -> None:
         if not self.deaf:
@@ -66,6 +92,17 @@ class FakePipeline:
         self._task.cancel()
         self.dead.set()
 
+    def _merge(self, order: Merge) -> None:
+        """The sources stop; the target goes on."""
+        if self._desk.find(order.target) is None:
+            return
+        for node in order.sources:
+            lease = self._desk.find(node)
+            if lease in self._rolling:
+                self._rolling.pop(lease).cancel()
+
+    # ------------------------------------------------------------ steps
+
     async def _live(self) -> None:
         rl = self.launch.spec.rl
         try:
@@ -73,21 +110,94 @@ class FakePipeline:
                 if self._before_step is not None:
                     await self._before_step(self, step)
                 await self._step(step)
+                self.steps = step + 1
                 self._outbox.add(StepDone(step=step, metrics=METRICS, samples=()))
                 if (step + 1) % rl.checkpoint_every == 0 or step + 1 == rl.steps:
                     self._outbox.add(self._saved(step + 1))
             self._outbox.add(Ended(outcome="succeeded"))
         except asyncio.CancelledError:
+            self._desk.close()
             self._outbox.add(Ended(outcome="stopped"))
 
     async def _step(self, step: int) -> None:
-        workers = dict.fromkeys(range(self.launch.spec.rl.devices), 4)
-        for kind in (SubStageKind.PREFILL, SubStageKind.DECODE, SubStageKind.GRADE, SubStageKind.UPDATE):
-            async with self._desk.substages(kind, step, workers) as turns:
-                for turn in turns.values():
-                    began = time.time()
-                    await asyncio.sleep(0)
-                    turn.cover(Ran(None, began, time.time(), 16))
+        workers = range(self.launch.spec.rl.devices)
+        each = self.launch.spec.rl.prompts_per_step * self.launch.spec.rl.group_size // len(workers)
+        rollouts = [asyncio.create_task(self._roll_out(step, worker, each)) for worker in workers]
+        early = asyncio.create_task(self._early(step, each)) if self.launch.streams else None
+        try:
+            await asyncio.gather(*rollouts)
+            gang = await early if early is not None else None
+        finally:
+            for task in (*rollouts, *([early] if early else [])):
+                task.cancel()
+        chain = train_chain(self.launch.spec, self.launch.streams)
+        for worker in workers:
+            grade = self._desk.begin(
+                SubStageKind.GRADE, step, worker, each, part=chain.index(SubStageKind.GRADE)
+            )
+            self._count(grade)
+            self._desk.finish(grade)
+        counts = dict.fromkeys(workers, each)
+        for part, kind in enumerate(chain):
+            if kind is SubStageKind.GRADE or (self.launch.streams and part == 0):
+                continue
+            if gang is None:
+                gang = await self._desk.gang(kind, step, counts, part=part)
+            else:
+                gang = await self._desk.cross_gang(gang, kind, counts, part=part)
+            await self._train(gang)
+        self._desk.finish(*gang.values())
+
+    async def _roll_out(self, step: int, worker: int, sequences: int) -> None:
+        lease = await self._desk.offer(SubStageKind.PREFILL, step, worker, sequences, part=0)
+        going = asyncio.create_task(self._decode(lease, sequences))
+        self._rolling[lease] = going
+        try:
+            await asyncio.wait({going})
+        finally:
+            going.cancel()
+        if not going.cancelled():
+            going.result()
+        self._rolling.pop(lease, None)
+        self._desk.finish(lease)
+
+    async def _decode(self, lease: Lease, sequences: int) -> None:
+        await self._compute(lease)
+        for running in (sequences, SATURATION - 1, 7):
+            part = rollout_part(running, SATURATION)
+            kind = SubStageKind.DECODE if part == 1 else SubStageKind.TAIL
+            self._desk.cross(lease, kind, running, part=part, cached_tokens=running * 10)
+            await self._compute(lease)
+
+    async def _early(self, step: int, each: int) -> Gang | None:
+        """Trains on finished groups as soon as tails run; what is left is offered as the step's update."""
+        counts = dict.fromkeys(range(self.launch.spec.rl.devices), each)
+        gang = await self._desk.gang(SubStageKind.UPDATE, step, counts, part=0, early=True)
+        await self._train(gang)
+        if any(lease.leaving for lease in gang.values()):
+            self._desk.finish(*gang.values())
+            left = dict.fromkeys(counts, 0.5)
+            gang = await self._desk.gang(
+                SubStageKind.UPDATE, step, counts, part=0, early=True, yielded=True, left=left
+            )
+            await self._train(gang)
+        self._desk.finish(*gang.values())
+        return None
+
+    async def _train(self, gang: Gang) -> None:
+        for lease in gang.values():
+            await self._compute(lease)
+
+    async def _compute(self, lease: Lease) -> None:
+        began = time.time()
+        lease.begin()
+        if self._during is not None:
+            await self._during(self, lease.offer)
+        await asyncio.sleep(0)
+        lease.count(began, time.time(), 16, 2)
+
+    def _count(self, lease: Lease) -> None:
+        lease.count(time.time(), time.time(), 16)
 
     def _saved(self, steps: int) -> CheckpointSaved:
         path = str(Path(self.launch.checkpoint_dir) / f"step-{steps}")
@@ -95,26 +205,46 @@ class FakePipeline:
         return CheckpointSaved(step=steps, path=path, bytes=10, final=final)
 
 
+class Gate:
+    """Stops pipelines in the middle of the sub-stages that ``where(pipeline, offer)`` names, until ``go``."""
+
+    def __init__(self, where: Callable[[FakePipeline, Offer], bool]) -> None:
+        self.reached, self.go = asyncio.Event(), asyncio.Event()
+        self.inside: list[Offer] = []
+        self._where = where
+
+    async def __call__(self, pipeline: FakePipeline, offer: Offer) -> None:
+        if self._where(pipeline, offer):
+            self.inside.append(offer)
+            self.reached.set()
+            await self.go.wait()
+
+
 class FakeCluster:
     """One node of ``cpus`` devices. ``before_step`` is asked at each step of each pipeline."""
 
-    def __init__(self, cpus: int = 2, before_step: Callable | None = None) -> None:
+    def __init__(
+        self, cpus: int = 2, before_step: Callable | None = None, during: Callable | None = None
+    ) -> None:
         self.cpus = cpus
         self.pipelines: dict[int, FakePipeline] = {}
+        self.ran: list[FakePipeline] = []
         self.launched: list[Launch] = []
         self.evicted: list[tuple[str, str]] = []
         self.released: list[str] = []
         self.loaded: set[tuple[str, str]] = set()
         self.over: asyncio.Queue[int] = asyncio.Queue()
-        self._before_step = before_step
+        self._before_step, self._during = before_step, during
 
     async def nodes(self) -> list[NodeSeen]:
         return [NodeSeen("local", "f" * 56, "127.0.0.1", self.cpus, 0, "", 8 << 30)] if self.cpus else []
 
     async def start(self, order: Launch) -> FakePipeline:
         self.launched.append(order)
-        self.pipelines[order.attempt_id] = FakePipeline(order, self._before_step)
-        return self.pipelines[order.attempt_id]
+        pipeline = FakePipeline(order, self._before_step, self._during)
+        self.pipelines[order.attempt_id] = pipeline
+        self.ran.append(pipeline)
+        return pipeline
 
     async def find(self, attempt_id: int) -> FakePipeline | None:
         return self.pipelines.get(attempt_id)

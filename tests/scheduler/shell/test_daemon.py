@@ -20,12 +20,12 @@ from backend.metering.models import UsageRecord
 from backend.metering.selectors import accounting
 from backend.metering.services import pool_meter
 from backend.pool.models import Device, Placement, SubStage
-from scheduler.core.state import Policy
+from scheduler.core.state import POLICIES, Policy
 from scheduler.shell import daemon as daemon_module
 from scheduler.shell.daemon import Daemon
 from scheduler.shell.leader import leadership
 from tests import factories
-from tests.scheduler.shell.fake import FakeCluster, FakePipeline
+from tests.scheduler.shell.fake import SUBSTAGES, FakeCluster, FakePipeline
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LIMIT_S = 30
@@ -46,13 +46,13 @@ def drive(story: Callable[[], Awaitable[None]]) -> None:
 
 
 @asynccontextmanager
-async def leading(cluster: FakeCluster):
+async def leading(cluster: FakeCluster, policy: Policy = POLICIES["lookahead"]):
     """A daemon that leads meanwhile; if it fails, so does the story."""
     ready = asyncio.Event()
 
     async def lead() -> None:
         async with leadership() as lead:
-            await Daemon(cluster, Policy()).run(lead, ready.set)
+            await Daemon(cluster, policy).run(lead, ready.set)
 
     task = asyncio.create_task(lead())
     told = asyncio.current_task()
@@ -104,7 +104,7 @@ def test_two_tenants_run_to_the_bill_and_the_stranger_pays_nothing(tenants, tmp_
         assert (job.steps_done, job.tokens, job.last_reward) == (3, 192, 0.5)
         assert [(t.old, t.new) for t in Transition.objects.filter(job=job, attempt__status="succeeded")] != []
         assert set(job.substages.values_list("status", flat=True)) == {"done"}
-        assert job.substages.count() == 3 * 4
+        assert job.substages.count() == 3 * SUBSTAGES
         assert not job.substages.filter(kind="grade", device__isnull=False).exists()
     totals = accounting()
     assert totals.difference_micro_usd == 0
@@ -137,7 +137,7 @@ def test_a_new_daemon_goes_on_where_the_old_one_stopped(tenants, tmp_path):
     drive(story)
     assert reload(job).status == JobStatus.SUCCEEDED
     assert len(cluster.launched) == 1
-    assert job.substages.count() == 3 * 4
+    assert job.substages.count() == 3 * SUBSTAGES
     assert StepMetrics.objects.filter(job=job).count() == 3
 
 

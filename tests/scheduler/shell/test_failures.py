@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -16,18 +17,22 @@ from backend.jobs.states import AttemptStatus, JobStatus, Reason
 from backend.metering.models import UsageRecord
 from backend.pool.models import Device, Node, Placement
 from backend.pool.services import node_seen
-from scheduler.core.plan import plan
-from scheduler.core.state import Policy
+from scheduler.core.state import POLICIES
 from scheduler.shell import daemon as daemon_module
 from scheduler.shell.cluster import ClusterSilent
 from scheduler.shell.commit import commit
+from scheduler.shell.decide import decide as decided
+from scheduler.shell.facts import Lore
 from scheduler.shell.inventory import devices_of
 from scheduler.shell.observe import observe
 from tests import factories
 from tests.scheduler.shell.fake import FakeCluster, FakePipeline
 from tests.scheduler.shell.test_daemon import drive, ended, in_database, leading, reload
 from workers.launch import NodeSeen
-from workers.protocol import Ended, Grant, Log, Report
+from workers.protocol import Ended, Log, Order, Report
+
+#: What decisions of these tests remember.
+LORE = Lore()
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -58,12 +63,12 @@ def test_a_broken_database_connection_costs_no_attempt(job, monkeypatch):
     """The server ends the daemon's connection while a report is applied; it is applied on the next."""
     real, broken = daemon_module.report_apply, []
 
-    def fragile(report: Report) -> bool:
+    def fragile(report: Report, lore: Lore):
         if not broken and isinstance(report.body, Log):
             broken.append(report)
             with connection.cursor() as cursor:
                 cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
-        return real(report)
+        return real(report, lore)
 
     monkeypatch.setattr(daemon_module, "report_apply", fragile)
     cluster = FakeCluster()
@@ -82,11 +87,11 @@ def test_a_report_that_cannot_be_applied_ends_its_attempt_only(job, monkeypatch,
     other = factories.job(factories.organization(), tmp_path / "other", rl={"steps": 3})
     real = daemon_module.report_apply
 
-    def picky(report: Report) -> bool:
+    def picky(report: Report, lore: Lore):
         attempt = Attempt.objects.get(pk=report.attempt_id)
         if attempt.job_id == job.pk:
             raise ValueError("a row that no table takes, from /srv/secret")
-        return real(report)
+        return real(report, lore)
 
     monkeypatch.setattr(daemon_module, "report_apply", picky)
     cluster = FakeCluster()
@@ -157,13 +162,13 @@ def hold_both(job: Job) -> None:
 
 def test_a_grant_that_was_lost_is_sent_again(job, monkeypatch):
     class Deaf(FakePipeline):
-        lost: list[Grant] = []
+        lost: list[Order] = []
 
-        async def grant(self, grant: Grant) -> None:
+        async def order(self, order: Order) -> None:
             if not self.lost:
-                self.lost.append(grant)
+                self.lost.append(order)
                 raise ClusterSilent("interrupted")
-            await super().grant(grant)
+            await super().order(order)
 
         async def reports(self, after: int) -> Sequence[Report]:
             """Silence ends at once, so that the test need not wait for it."""
@@ -263,8 +268,9 @@ def test_a_lost_attempt_is_not_tried_again_at_once(job):
     now = datetime.now(UTC)
     register(cpus=1)
     Job.objects.filter(pk=job.pk).update(retry_at=now.replace(year=now.year + 1))
-    assert observe(now).queue == ()
-    assert [queued.id for queued in observe(now.replace(year=now.year + 2)).queue] == [job.public_id]
+    assert observe(now).snapshot.queue == ()
+    later = observe(now.replace(year=now.year + 2)).snapshot
+    assert [queued.id for queued in later.queue] == [job.public_id]
 
 
 def register(cpus: int) -> None:
@@ -276,9 +282,10 @@ def register(cpus: int) -> None:
 
 def decide() -> int:
     """One decision on what is there; how many queries it took."""
-    now = datetime.now(UTC)
+    now, policy = datetime.now(UTC), replace(POLICIES["lookahead"], max_pipelines_per_device=1)
     with CaptureQueriesContext(connection) as queries:
-        commit(plan(observe(now), Policy(max_pipelines_per_device=1)), stimulus="test", now=now)
+        decision = decided(observe(now, lore=LORE), policy)
+        commit(decision, LORE, stimulus="test", now=now)
     return len(queries)
 
 
@@ -289,7 +296,8 @@ def test_a_decision_takes_as_many_queries_for_many_waiting_jobs_as_for_few(tmp_p
     for count in (3, 40):
         for _ in range(count):
             factories.job(of, tmp_path, model=model, training_file=file)
-        decide()  # the first tells every job why it waits
+        decide()  # the first tells every job why it waits, the second reads what was admitted
+        decide()
         Job.objects.filter(status=JobStatus.QUEUED).update(ahead=1000)
         few_or_many = decide()
         if count == 3:

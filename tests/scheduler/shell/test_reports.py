@@ -10,11 +10,16 @@ import pytest
 from backend.jobs.models import Event, Sample, StepMetrics
 from backend.jobs.states import AttemptStatus, JobStatus
 from backend.pool.models import Device, Node, SubStage
-from backend.pool.services import node_seen, placements_open, substage_grant, substage_offer
-from scheduler.core.state import Place, Plan, Start
+from backend.pool.services import node_seen, placements_open
+from backend.pool.substages import substage_grant, substage_offer
+from scheduler.core.board import Board
+from scheduler.core.state import Place, Plan, Policy, Start
 from scheduler.shell.commit import commit
+from scheduler.shell.decide import Decision
+from scheduler.shell.facts import Lore
 from scheduler.shell.inventory import devices_of
-from scheduler.shell.reports import attempt_lost, report_apply
+from scheduler.shell.observe import observe
+from scheduler.shell.reports import News, attempt_lost, report_apply
 from tests import factories
 from workers.launch import NodeSeen
 from workers.protocol import (
@@ -48,8 +53,8 @@ def attempt(tmp_path):
     return factories.attempt(job, status=AttemptStatus.STARTING)
 
 
-def say(attempt, seq: int, body) -> bool:
-    return report_apply(Report(attempt_id=attempt.pk, seq=seq, at=time.time(), body=body))
+def say(attempt, seq: int, body) -> News | None:
+    return report_apply(Report(attempt_id=attempt.pk, seq=seq, at=time.time(), body=body), Lore())
 
 
 def offer(node: str = "s0.w0.update.1") -> Offer:
@@ -59,7 +64,15 @@ def offer(node: str = "s0.w0.update.1") -> Offer:
 def grant(attempt, device, node: str = "s0.w0.update.1") -> datetime:
     now = datetime.now(UTC) - timedelta(seconds=10)
     assert substage_grant(
-        attempt_id=attempt.pk, node=node, device=device, share=1.0, action_id=f"a-{node}", now=now
+        attempt_id=attempt.pk,
+        node=node,
+        device=device,
+        share=1.0,
+        slot=f"train:{attempt.pk}",
+        speed=1.0,
+        reason="test",
+        action_id=f"a-{node}",
+        now=now,
     )
     return now
 
@@ -213,15 +226,20 @@ def test_the_loser_of_a_race_for_a_device_does_nothing(tmp_path, device):
         substage_offer(attempt=made[-1], offer=offer(), now=datetime.now(UTC))
     winner, loser = made
     now = datetime.now(UTC)
+    world = observe(now)
     assert placements_open(attempt=winner, devices=[device], reason="first", now=now)
     node = f"{loser.pk}/s0.w0.update.1"
-    plan = Plan(
-        actions=(
-            Place(loser.pk, (device.name,), "second"),
-            Start(node, loser.pk, device.name, 1.0, "second"),
-        )
+    actions = (
+        Place(loser.pk, (device.name,), "second"),
+        Start(node, loser.pk, device.name, 1.0, "second"),
     )
-    assert commit(plan, stimulus="test", now=now) == []
+    after = Board.of(world.snapshot)
+    for action in actions:
+        after.apply(action)
+    decision = Decision(world, Policy(), Plan(actions), after, frozenset())
+    orders, again = commit(decision, Lore(), stimulus="test", now=now)
+    assert orders == []
+    assert again.pipelines == {loser.pk}
     assert SubStage.objects.get(attempt=loser).status == "ready"
     assert not loser.placements.exists()
 

@@ -1,0 +1,177 @@
+"""What a plan must know of jobs and attempts beyond their rows, worked out once and remembered.
+
+A job's settings never change, and an attempt's profile only when a step is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from backend.jobs import sizing
+from backend.jobs.models import Attempt, Job
+from backend.pool.models import Device
+from scheduler.core.crowd import demand
+from scheduler.core.interference import Interference
+from scheduler.core.profile import Profile
+from scheduler.core.state import Demand, Outlook
+from scheduler.shell import priors, profiles
+from scheduler.shell.calibrated import Calibrated, calibrated, type_name
+from workers.chain import may_stream
+from workers.models.config import read_config
+from workers.spec import JobSpec, LoRA
+
+#: Tokens of a prompt where the data cannot be looked at.
+PROMPT_TOKENS = 80
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Of a job. ``kv_bytes`` are of a token, ``kv_tokens`` what its memory was sized for on a device."""
+
+    spec: JobSpec
+    base_model: str
+    parameters: int
+    prompt_tokens: int
+    kv_tokens: int
+    kv_bytes: int
+
+    @property
+    def fusible(self) -> bool:
+        return isinstance(self.spec.rl.tuning, LoRA)
+
+    def streams(self, policy_streams: bool) -> bool:
+        return policy_streams and may_stream(self.spec)
+
+
+@dataclass(frozen=True)
+class Ground:
+    """The type of device where a job's steps are expected to run."""
+
+    type: str
+    kind: str
+    saturation: int
+    table: Interference | None
+
+
+#: Before the pool has a device.
+NOWHERE = Ground("", "cpu", 1, None)
+
+
+@dataclass
+class Lore:
+    """``job`` facts by key, profiles by attempt, steps seen and ground; refreshed from ``calibrated``."""
+
+    calibrated: Calibrated = field(default_factory=Calibrated)
+    _facts: dict[int, Facts | None] = field(default_factory=dict)
+    _outlooks: dict[tuple[object, ...], Outlook] = field(default_factory=dict)
+    _profiles: dict[int, tuple[tuple[object, ...], bool, Profile]] = field(default_factory=dict)
+
+    def refresh(self) -> None:
+        """Look whether something new was measured."""
+        found = calibrated(self.calibrated)
+        if found is not self.calibrated:
+            self.calibrated = found
+            self._outlooks.clear()
+            self._profiles.clear()
+
+    def forget(self, jobs: Iterable[int], attempts: Iterable[int]) -> None:
+        """Keep only these."""
+        jobs, attempts = set(jobs), set(attempts)
+        self._facts = {pk: facts for pk, facts in self._facts.items() if pk in jobs}
+        self._outlooks = {key: outlook for key, outlook in self._outlooks.items() if key[0] in jobs}
+        self._profiles = {pk: found for pk, found in self._profiles.items() if pk in attempts}
+
+    def learn(self, jobs: Iterable[int]) -> None:
+        """Read the settings of jobs that were not seen before."""
+        new = [pk for pk in jobs if pk not in self._facts]
+        if new:
+            found = Job.objects.filter(pk__in=new).select_related("base_model", "training_file", "dataset")
+            self._facts |= {job.pk: _facts(job) for job in found}
+
+    def of(self, job: int) -> Facts | None:
+        """None where the job's stored settings are not understood."""
+        return self._facts.get(job)
+
+    def ground(self, device: Device) -> Ground:
+        type = type_name(device)
+        return Ground(type, device.kind, device.saturation_batch, self.calibrated.tables.get(type))
+
+    def prior(self, job: int, ground: Ground, streams: bool) -> Outlook:
+        facts = self._facts.get(job)
+        if facts is None:
+            return Outlook()
+        key = (job, ground.type, ground.saturation, streams)
+        if key not in self._outlooks:
+            rates = self.calibrated.rates(ground.type, ground.kind, facts.base_model, facts.parameters)
+            self._outlooks[key] = priors.prior(
+                facts.spec, rates, ground.saturation, facts.prompt_tokens, streams
+            )
+        return self._outlooks[key]
+
+    def profiles(self, attempts: Iterable[Attempt], grounds: dict[int, Ground]) -> None:
+        """Read the profiles that are not known as they are now."""
+        stale = []
+        for attempt in attempts:
+            known = self._profiles.get(attempt.pk)
+            if known is None or known[0] != _stamp(attempt, grounds[attempt.pk]):
+                stale.append(attempt)
+        stored = dict(Attempt.objects.filter(pk__in=[a.pk for a in stale]).values_list("pk", "profile"))
+        for attempt in stale:
+            streams = bool(stored[attempt.pk].get("streams"))
+            prior = self.prior(attempt.job_id, grounds[attempt.pk], streams)
+            profile = profiles.load(stored[attempt.pk], prior)
+            self._profiles[attempt.pk] = _stamp(attempt, grounds[attempt.pk]), streams, profile
+
+    def stored_profile(self, attempt: Attempt, streams: bool) -> Profile | None:
+        """What the attempt's row says was seen; None for a job whose settings are not understood."""
+        self.learn([attempt.job_id])
+        if self._facts.get(attempt.job_id) is None:
+            return None
+        home = Device.objects.filter(name__in=attempt.home[:1]).first()
+        ground = self.ground(home) if home is not None else NOWHERE
+        return profiles.load(attempt.profile, self.prior(attempt.job_id, ground, streams))
+
+    def profile(self, attempt: int) -> tuple[bool, Profile]:
+        """Whether it streams, and what was seen of it; after ``profiles``."""
+        _, streams, profile = self._profiles[attempt]
+        return streams, profile
+
+
+def demand_of(outlook: Outlook, table: Interference | None) -> Demand:
+    """Without a table nothing is known of shares, and nothing is asked."""
+    return demand(outlook, table) if table is not None and outlook.seconds > 0 else Demand()
+
+
+def _stamp(attempt: Attempt, ground: Ground) -> tuple[object, ...]:
+    return attempt.step_began_at, ground.type, ground.saturation
+
+
+def _facts(job: Job) -> Facts | None:
+    try:
+        spec = JobSpec.model_validate(job.spec)
+    except ValueError:
+        return None
+    prompt = _prompt_tokens(job)
+    kv_tokens, kv_bytes = _cache(job, spec, prompt)
+    return Facts(spec, job.base_model.name, job.base_model.parameters, prompt, kv_tokens, kv_bytes)
+
+
+def _prompt_tokens(job: Job) -> int:
+    source = job.training_file or job.dataset
+    try:
+        return sizing.guessed_prompt_tokens(Path(source.path).stat().st_size, max(1, source.rows))
+    except OSError:
+        return PROMPT_TOKENS
+
+
+def _cache(job: Job, spec: JobSpec, prompt_tokens: int) -> tuple[int, int]:
+    """(0, 0), which bounds nothing, where the model cannot be looked at."""
+    try:
+        config = read_config(Path(job.base_model.path))
+    except ValueError:
+        return 0, 0
+    tokens = min(config.context, prompt_tokens + spec.rl.sampling.max_tokens)
+    value = sizing.BYTES_PER_VALUE[spec.rl.precision]
+    return sizing.sequences_per_device(spec.rl) * tokens, sizing.kv_bytes_per_token(config, value)
