@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Exists, F, OuterRef, Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 
 from backend.jobs.models import Attempt, Job
@@ -193,10 +193,9 @@ def pool_timeline(
     ran = Q(started_at__gte=since - LONGEST_SUBSTAGE, started_at__lte=until, ended_at__gte=since)
     runs = Q(metered=False, status__in=BEGUN, granted_at__lte=until)
     found: list[SubStage] = []
-    for side in (ran, runs):
+    for side, began in ((ran, "started_at"), (runs, "granted_at")):
         rows = SubStage.objects.filter(side, device__in=devices).select_related("device", "job__organization")
-        newest = F("started_at" if side is ran else "granted_at").desc()
-        found += rows.defer("job__spec", "job__metadata").order_by(newest, "-pk")[:limit]
+        found += rows.defer("job__spec", "job__metadata").order_by(f"-{began}", "-pk")[:limit]
     found = sorted(found, key=lambda row: (row.started_at or row.granted_at, row.pk))[-limit:]
     had = _allotments(row.pk for row in found)
     return [_pool_row(row, had[row.pk]) for row in found]

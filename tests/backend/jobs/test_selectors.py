@@ -86,6 +86,16 @@ def test_a_job_without_steps_has_no_metrics(job):
     assert selectors.job_metrics(job) == []
 
 
+def test_the_share_of_waiting_is_over_all_steps_that_know_it(job):
+    attempt = factories.attempt(job)
+    assert selectors.job_waiting(job) is None
+    steps = [{"seconds": 30.0, "waiting": 0.5}, {"seconds": 10.0, "waiting": 0.1}, {"seconds": 99.0}]
+    StepMetrics.objects.bulk_create(
+        StepMetrics(job=job, attempt=attempt, step=step, values=values) for step, values in enumerate(steps)
+    )
+    assert selectors.job_waiting(job) == pytest.approx(16 / 40)
+
+
 def test_samples_of_the_newest_step_unless_one_is_asked_for(job):
     Sample.objects.bulk_create(
         Sample(

@@ -89,7 +89,9 @@ def finish(substage: SubStage, start: float, end: float) -> SubStage:
     substage.started_at, substage.ended_at = at(start), at(end)
     substage.status = SubStageStatus.DONE
     substage.save()
-    substage.allotments.filter(end__isnull=True).update(end=max(at(end), substage.granted_at))
+    for row in substage.allotments.filter(end__isnull=True):
+        row.end = max(at(end), row.start)
+        row.save()
     return substage
 
 

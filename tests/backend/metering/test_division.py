@@ -118,6 +118,28 @@ def test_a_rest_below_nothing_is_worked_off_and_not_paid_out():
     assert carried == {7: 5 * MICRO_USD // 18 - MICRO_USD // 2}
 
 
+def test_an_occupant_whose_share_changes_has_one_part_as_long_as_it_stays():
+    # 2 a second: 10 s whole, 20 s of a quarter; a pause of 10 s; 10 s of a half.
+    spans = [(0, 10, WHOLE), (10, 30, WHOLE // 4), (40, 50, WHOLE // 2)]
+    changing = [occupant(1, start * S, end * S, share) for start, end, share in spans]
+    assert divide(TWO_A_SECOND, 0, 0, 50 * S, changing, {}) == [
+        Part(1, 0, 30 * S, 15 * S, 30),
+        Part(None, 0, 30 * S, 15 * S, 30),
+        Part(None, 30 * S, 40 * S, 10 * S, 20),
+        Part(1, 40 * S, 50 * S, 5 * S, 10),
+        Part(None, 40 * S, 50 * S, 5 * S, 10),
+    ]
+
+
+def test_those_who_change_beside_each_other_are_one_part_each():
+    first = [occupant(1, 0, 10 * S, WHOLE), occupant(1, 10 * S, 20 * S, WHOLE // 2)]
+    second = [occupant(2, 10 * S, 20 * S, WHOLE // 2), occupant(2, 20 * S, 30 * S, WHOLE)]
+    assert divide(TWO_A_SECOND, 0, 0, 30 * S, [*first, *second], {}) == [
+        Part(1, 0, 20 * S, 15 * S, 30),
+        Part(2, 10 * S, 30 * S, 15 * S, 30),
+    ]
+
+
 def test_occupants_outside_the_window_and_empty_ones_have_no_part():
     outside = [
         occupant(1, 0, 5 * S, WHOLE),

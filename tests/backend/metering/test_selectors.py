@@ -5,7 +5,8 @@ from dataclasses import astuple
 from backend.metering.selectors import accounting, job_cost, job_live_cost
 from backend.metering.services import attempt_credit, device_meter, pool_meter
 from backend.pool.models import Device
-from tests.backend.metering.conftest import at, finish, grant, make_device, ran
+from backend.pool.substages import substage_leave
+from tests.backend.metering.conftest import allot, at, finish, grant, make_device, ran
 
 
 def amounts(micro_usd: int, device_seconds: float, credit: int = 0) -> dict[str, float | int]:
@@ -56,6 +57,24 @@ def test_live_cost_is_the_ledger_and_what_runs(device, ada, bob):
     }
     attempt_credit(attempt=ada, since_step=0)
     assert job_live_cost(ada.job, at(7))["total_micro_usd"] == 0
+
+
+def test_live_cost_is_by_what_was_allotted_and_ends_when_it_was_told_to_make_room(device, ada):
+    running = grant(ada, device, 0)
+    allot(running, 4, share=0.5, part=0.125)
+    # 4 s whole, 4 s of an eighth.
+    assert job_live_cost(ada.job, at(8))["total_micro_usd"] == 4500
+    assert substage_leave(attempt_id=ada.pk, node=running.node, moves_to="", now=at(8))
+    device_meter(device_id=device.pk, until=at(9))
+    assert job_live_cost(ada.job, at(20))["total_micro_usd"] == 4500
+    running.refresh_from_db()
+    finish(running, 2, 9)
+    device_meter(device_id=device.pk, until=at(20))
+    assert job_live_cost(ada.job, at(20)) == {
+        "ledger_micro_usd": 2500,
+        "estimate_micro_usd": 0,
+        "total_micro_usd": 2500,
+    }
 
 
 def test_live_cost_begins_with_the_rest_that_the_ledger_carries(ada):

@@ -16,10 +16,11 @@ from backend.metering.models import AppendOnly, UsageRecord
 from backend.metering.selectors import accounting
 from backend.metering.services import attempt_credit, device_meter, pool_meter
 from backend.metering.tasks import IDLE_EVERY
-from backend.pool.models import Device
+from backend.pool.models import Allotment, Device
 from backend.pool.states import DeviceState, SubStageStatus
+from backend.pool.substages import substage_leave
 from tests import factories
-from tests.backend.metering.conftest import at, finish, grant, make_device, ran
+from tests.backend.metering.conftest import allot, at, finish, grant, make_device, ran
 
 
 def ledger() -> list[tuple[str, str, float, float, int]]:
@@ -108,6 +109,63 @@ def test_a_neighbour_that_still_runs_cuts_a_finished_one_and_its_bill_is_the_sam
     assert done.metered
     assert [cost(ada), cost(bob)] == [2400, 2000]
     assert astuple(accounting()) == (8000, 4400, 3600, 0, 0)
+
+
+def test_each_allotment_is_billed_at_its_part_and_what_had_no_pause_is_one_row(device, ada, bob):
+    running = grant(ada, device, 1)
+    allot(running, 3, share=1.0, part=0.25)
+    allot(running, 5, share=1.0, part=0.25)
+    allot(running, 7, share=0.5)
+    finish(running, 2, 9)
+    device_meter(device_id=device.pk, until=at(10))
+    # 1 s whole, 4 s of a quarter, 2 s of a half.
+    assert ledger() == [
+        ("idle", "", 0, 2, 2000),
+        ("idle", "", 2, 9, 4000),
+        ("usage", "ada", 2, 9, 3000),
+        ("idle", "", 9, 10, 1000),
+    ]
+    assert UsageRecord.objects.get(entry="usage").device_microseconds == 3_000_000
+
+
+def test_what_had_a_pause_has_two_rows_and_is_not_billed_for_it(device, ada):
+    running = grant(ada, device, 1)
+    running.allotments.update(end=at(2))
+    Allotment.objects.create(substage=running, device=device, start=at(4), share=1.0, part_ppm=1_000_000)
+    finish(running, 1, 5)
+    device_meter(device_id=device.pk, until=at(5))
+    assert [row[:4] for row in ledger()] == [
+        ("idle", "", 0, 1),
+        ("usage", "ada", 1, 2),
+        ("idle", "", 2, 4),
+        ("usage", "ada", 4, 5),
+    ]
+    assert accounting().difference_micro_usd == 0
+
+
+def test_who_was_told_to_leave_holds_the_reading_back_until_it_reports(device, ada, bob):
+    leaving = grant(ada, device, 1)
+    assert substage_leave(attempt_id=ada.pk, node=leaving.node, moves_to="", now=at(3))
+    ran(bob, device, 3, 5)
+    device_meter(device_id=device.pk, until=at(6))
+    assert [row[:4] for row in ledger()] == [("idle", "", 0, 1)]
+    finish(leaving, 1, 4)
+    device_meter(device_id=device.pk, until=at(6))
+    # It computed until 4, and pays until it was told to leave.
+    assert [cost(ada), cost(bob)] == [2000, 2000]
+    assert accounting().difference_micro_usd == 0
+
+
+def test_lost_work_with_shares_that_changed_is_given_back_whole(device, ada):
+    running = grant(ada, device, 0, step=1)
+    allot(running, 1.0005, share=0.3)
+    finish(running, 0, 2)
+    device_meter(device_id=device.pk, until=at(3))
+    before = cost(ada)
+    assert before == 1000 + 300
+    assert attempt_credit(attempt=ada, since_step=1) == before
+    assert [cost(ada), rest(ada)] == [0, 0]
+    assert accounting().difference_micro_usd == 0
 
 
 def test_a_lost_sub_stage_is_not_billed_and_holds_nothing_back(device, ada):

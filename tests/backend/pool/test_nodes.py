@@ -6,13 +6,22 @@ import random
 from dataclasses import astuple
 
 import pytest
+from django.core.management import CommandError, call_command
 
 from backend.jobs.models import Attempt, Job
 from backend.metering.models import UsageRecord
 from backend.metering.selectors import Accounting, accounting
 from backend.metering.services import pool_meter
 from backend.pool.models import Device, Node
-from backend.pool.services import DeviceSeen, node_gone, node_seen, placements_close, placements_open
+from backend.pool.services import (
+    DeviceSeen,
+    device_drain,
+    device_return,
+    node_gone,
+    node_seen,
+    placements_close,
+    placements_open,
+)
 from backend.pool.states import SubStageStatus
 from backend.tenants.models import Organization
 from tests.backend.metering.conftest import at, finish, grant, ran
@@ -81,6 +90,39 @@ def test_a_node_that_is_merely_seen_again_goes_on(ada):
     pool_meter(at(200))
     assert intervals(device) == [(0, None)]
     assert books().capacity_micro_usd == price(200)
+
+
+def test_a_device_drains_until_it_is_returned_whatever_its_node_says(db):
+    see(0)
+    assert device_drain("n/cpu0")
+    assert not device_drain("n/cpu0")
+    see(5)
+    node_gone(node=Node.objects.get())
+    (device,) = see(9, ray="b")
+    assert device.draining
+    assert device_return("n/cpu0")
+    assert not device_return("n/cpu0")
+    device.refresh_from_db()
+    assert not device.draining
+
+
+@pytest.mark.parametrize("change", [device_drain, device_return])
+def test_a_device_that_is_not_there_cannot_be_drained(db, change):
+    with pytest.raises(LookupError, match="no device 'n/cpu7'"):
+        change("n/cpu7")
+
+
+def test_the_command_drains_and_returns(capsys, db):
+    see(0)
+    for options in ([], [], ["--return"]):
+        call_command("drain_device", "n/cpu0", *options)
+    assert capsys.readouterr().out.splitlines() == [
+        "n/cpu0 drains: no new work begins there",
+        "n/cpu0 already drains: no new work begins there",
+        "n/cpu0 takes work",
+    ]
+    with pytest.raises(CommandError, match="no device 'n/cpu7'"):
+        call_command("drain_device", "n/cpu7")
 
 
 def test_what_finished_before_the_loss_is_billed_though_it_is_metered_after_the_return(ada, bob):

@@ -9,8 +9,15 @@ from django.utils import timezone
 
 from backend.jobs.models import Attempt, Job
 from backend.jobs.states import AttemptStatus, JobStatus
+from backend.pool.allotments import Terms, device_allot
 from backend.pool.models import Device, Placement
-from backend.pool.selectors import attempts_on_lost_devices, devices, job_timeline, stale_placements
+from backend.pool.selectors import (
+    attempts_on_lost_devices,
+    devices,
+    job_timeline,
+    pool_timeline,
+    stale_placements,
+)
 from backend.pool.services import placements_open
 from backend.pool.states import DeviceState
 from scheduler.core.plan import plan
@@ -18,6 +25,7 @@ from scheduler.core.state import Policy, RefusalCode
 from scheduler.shell.observe import observe
 from tests import factories
 from tests.backend.metering.conftest import at, finish, grant, make_device, ran
+from tests.backend.pool.conftest import leaves, offer, over, start
 
 DAY = timedelta(days=1)
 
@@ -52,6 +60,18 @@ def test_attempts_on_lost_devices_are_those_that_live_and_hold_one(device, ada, 
     Device.objects.exclude(pk=other.pk).update(state=DeviceState.LOST)
     assert list(attempts_on_lost_devices()) == [ada]
     Attempt.objects.filter(pk=ada.pk).update(status=AttemptStatus.LOST)
+    assert list(attempts_on_lost_devices()) == []
+
+
+def test_attempts_that_run_something_on_a_lost_device_are_on_it_without_holding_it(device, ada, bob):
+    other = make_device("n/cpu1")
+    start(ada, device, "a", 0)
+    start(bob, other, "b", 0)
+    Device.objects.filter(pk=device.pk).update(state=DeviceState.LOST)
+    assert list(attempts_on_lost_devices()) == [ada]
+    leaves(ada, "a", 1)
+    assert list(attempts_on_lost_devices()) == [ada]
+    over(ada, "a", 0, 2)
     assert list(attempts_on_lost_devices()) == []
 
 
@@ -106,3 +126,78 @@ def test_a_timeline_shows_neighbours_and_reads_no_further_back_than_they_can_rea
     sql = captured.captured_queries[-2]["sql"]
     assert '"started_at" >= ' in sql
     assert '"started_at" <= ' in sql
+
+
+def share(start: float, end: float, part: float) -> dict[str, object]:
+    return {"from": at(start), "to": at(end), "share": part}
+
+
+def test_a_timeline_shows_the_shares_over_time_and_what_was_merged(device, ada, bob):
+    mine = start(ada, device, "a", 1, slot="rollout", rows=1)
+    start(bob, device, "b", 3, slot="rollout", rows=3)
+    device_allot(device_id=device.pk, terms={mine.pk: Terms(1.0, 0.5, "slower")}, now=at(4))
+    leaves(ada, "a", 6, moves_to="elsewhere")
+    over(bob, "b", 3, 10)
+    over(ada, "a", 2, 6)
+    own, other = job_timeline(ada.job)
+    assert own["shares"] == [share(2, 3, 1.0), share(3, 6, 0.25)]
+    assert own["share"] == (1 + 3 * 0.25) / 4
+    assert (own["mine"], own["moves_to"]) == (True, "elsewhere")
+    assert other["shares"] == [share(3, 6, 0.75), share(6, 10, 1.0)]
+    told = {name for name, value in other.items() if value is not None}
+    assert told == {"device", "kind", "started_at", "ended_at", "share", "shares", "mine"}
+
+
+def test_what_needs_no_device_has_no_share(ada):
+    offer(ada, "a", 1, kind="grade")
+    over(ada, "a", 1, 3)
+    (row,) = job_timeline(ada.job)
+    assert (row["device"], row["share"], row["shares"]) == (None, None, [])
+
+
+def test_operators_see_who_has_what_of_a_device_and_why(device, ada, bob, django_assert_num_queries):
+    other = make_device("n/cpu1")
+    first = start(ada, device, "a", 1, share=0.5, slot="train")
+    start(bob, device, "b", 3, share=0.5)
+    start(bob, other, "c", 3)
+    device_allot(device_id=device.pk, terms={first.pk: Terms(0.25, 1.0, "b is late")}, now=at(4))
+    leaves(ada, "a", 6, moves_to="elsewhere")
+    over(ada, "a", 1, 7)
+    with django_assert_num_queries(3):
+        mine, theirs = pool_timeline([device], since=at(0), until=at(10))
+    assert mine == {
+        "device": "n/cpu0",
+        "tenant": ada.job.organization_id,
+        "organization": "ada",
+        "job": ada.job.public_id,
+        "name": ada.job.name,
+        "kind": "tail",
+        "step": 0,
+        "worker": 0,
+        "sequences": 4,
+        "slot": "train",
+        "start": at(1),
+        "end": at(7),
+        "reason": "it was its turn",
+        "attempt": ada.pk,
+        "node": "a",
+        "moves_to": "elsewhere",
+        "allotments": [
+            {"start": at(1), "end": at(4), "share": 0.5, "part": 0.5, "reason": "it was its turn"},
+            {"start": at(4), "end": at(6), "share": 0.25, "part": 0.25, "reason": "b is late"},
+        ],
+    }
+    assert (theirs["organization"], theirs["start"], theirs["end"]) == ("bob", at(3), None)
+    assert [row["end"] for row in theirs["allotments"]] == [None]
+
+
+def test_operators_see_an_interval_and_no_more_rows_than_asked_for(device, ada):
+    for number in range(5):
+        ran(ada, device, 10 * number, 10 * number + 5)
+
+    def starts(**asked: object) -> list[datetime]:
+        return [row["start"] for row in pool_timeline([device], **asked)]
+
+    assert starts(since=at(12), until=at(31)) == [at(10), at(20), at(30)]
+    assert starts(since=at(0), until=at(99), limit=2) == [at(30), at(40)]
+    assert starts(since=at(7200), until=at(9000)) == []
