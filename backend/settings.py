@@ -151,7 +151,7 @@ CELERY_BEAT_SCHEDULE = {
 }
 CELERY_BEAT_SCHEDULE_FILENAME = str(VAR_DIR / "celerybeat-schedule")
 
-SCHEDULER_POLICY = env.text("JIGSAW_POLICY", "exclusive")
+SCHEDULER_POLICY = env.text("JIGSAW_POLICY", "lookahead")
 # Two threads in one process stall each other when a neighbour is busy: one device per core by default.
 CPU_DEVICE_THREADS = env.integer("JIGSAW_CPU_DEVICE_THREADS", 1)
 GPU_MEMORY_BYTES = env.integer("JIGSAW_GPU_MEMORY_BYTES", 80 << 30)
