@@ -44,7 +44,7 @@ class NotMeasurable(Exception):
 
 @transaction.atomic
 def pool_look(nodes: Iterable[NodeSeen], now: datetime) -> None:
-    """Write down the devices that the cluster has: at the very start nobody has yet."""
+    """Write down the nodes and devices that the cluster has now."""
     for node in nodes:
         seen = devices_of(
             node,
@@ -102,6 +102,19 @@ def one_of_each_type(*, without: Collection[Type] = ()) -> list[Device]:
 
 def measured_types() -> set[Type]:
     return set(DeviceCalibration.objects.values_list("device_type", "threads"))
+
+
+def all_measured() -> bool:
+    """Whether all devices that are written down are of measured types, and as they are set up today.
+
+    Needs no cluster: most starts have nothing to measure, and shall not wait for it.
+    """
+    known = measured_types()
+    devices = list(Device.objects.all())
+    return bool(devices) and all(
+        type_of(device) in known and (device.kind != "cpu" or device.threads == settings.CPU_DEVICE_THREADS)
+        for device in devices
+    )
 
 
 def type_of(device: Device) -> Type:

@@ -25,22 +25,21 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from asgiref.sync import sync_to_async
-from django.conf import settings
 from django.db import DatabaseError, InterfaceError, OperationalError, connection, transaction
 
 from backend.jobs.models import Attempt
 from backend.jobs.states import AttemptStatus
 from backend.pool import selectors
 from backend.pool.models import Device, Node, SubStage
-from backend.pool.services import node_gone, node_seen
+from backend.pool.services import node_gone
 from backend.pool.states import DeviceState
 from scheduler.core.state import Policy
 from scheduler.shell.alarm import Alarm, next_alarm
+from scheduler.shell.calibration import pool_look
 from scheduler.shell.cluster import Cluster, ClusterSilent, PipelineGone, PipelineLink
 from scheduler.shell.commit import commit
 from scheduler.shell.decide import EVERYTHING, Touch, decide, multiplexes
 from scheduler.shell.facts import Lore
-from scheduler.shell.inventory import devices_of
 from scheduler.shell.leader import Leadership
 from scheduler.shell.observe import observe
 from scheduler.shell.orders import (
@@ -351,18 +350,7 @@ def _known_residents() -> set[tuple[str, str]]:
 def _register(nodes: list[NodeSeen]) -> list[int]:
     """Write what the cluster looks like now; ids of the attempts that held what is gone."""
     now = datetime.now(UTC)
-    for node in nodes:
-        node_seen(
-            name=node.name,
-            ray_node_id=node.ray_node_id,
-            address=node.address,
-            devices=devices_of(
-                node,
-                threads_per_device=settings.CPU_DEVICE_THREADS,
-                gpu_memory_bytes=settings.GPU_MEMORY_BYTES,
-            ),
-            now=now,
-        )
+    pool_look(nodes, now)
     for row in Node.objects.filter(alive=True).exclude(name__in=[node.name for node in nodes]):
         node_gone(node=row)
     return sorted(_bereft())

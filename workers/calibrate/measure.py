@@ -35,7 +35,7 @@ from workers.protocol import Calibration, DeviceRef, Rates
 #: So long before a window both processes get their orders; a busy machine takes longer to hand them over.
 LEADS_S = (0.1, 0.5, 2.5)
 #: Pieces of the slower one that a window holds at least, unless it would become too long.
-PIECES = 3
+PIECES = 2
 
 
 class Process(Protocol):

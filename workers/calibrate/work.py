@@ -79,7 +79,7 @@ class Effort:
     limit_s: float
 
 
-#: About a quarter of a minute with a small model.
+#: About twenty seconds with a small model.
 SHORT = Effort(
     name="short",
     largest_batch={"cpu": 64, "gpu": 256},

@@ -19,6 +19,7 @@ from backend.pool.models import Device
 from infra.embedded import ray_head
 from scheduler.shell.calibration import (
     NotMeasurable,
+    all_measured,
     calibration_store,
     device_named,
     held,
@@ -40,7 +41,9 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--model", help="a model of the service (default: the built-in one)")
         parser.add_argument("--device", help="only this device (default: one of each type)")
-        parser.add_argument("--short", action="store_true", help="a quarter of a minute instead of two")
+        parser.add_argument(
+            "--short", action="store_true", help="about twenty seconds instead of two minutes"
+        )
         parser.add_argument("--wait", type=float, default=0.0, help="seconds to wait for a busy device")
         parser.add_argument("--force", action="store_true", help="measure although something computes there")
         parser.add_argument("--json", type=Path, dest="file", help="write what was measured to this file")
@@ -62,13 +65,17 @@ class Command(BaseCommand):
         first: bool,
         **_options: object,
     ) -> None:
+        if first and all_measured():
+            return
         # A device that was drained is given back, however this ends.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             with_model = model_named(model)
             found = self._measure(with_model, device, short=short, wait_s=wait, force=force, first=first)
         except NotMeasurable as error:
             raise CommandError(str(error)) from None
+        finally:
+            signal.signal(signal.SIGTERM, before)
         if file is not None:
             rows = [
                 {"device_type": at.type, "threads": at.threads, "base_model": with_model.name}

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from django.core.management import CommandError, call_command
 
 from backend.jobs.models import Attempt
 from backend.pool.models import Device, DeviceCalibration, Placement
@@ -15,6 +16,7 @@ from scheduler.shell import calibration
 from scheduler.shell.calibrated import Calibrated, calibrated, type_name
 from scheduler.shell.calibration import (
     NotMeasurable,
+    all_measured,
     as_measured,
     calibration_store,
     device_named,
@@ -129,6 +131,22 @@ def test_one_device_of_each_type_a_free_one(devices: list[Device], ada: Attempt)
     assert one_of_each_type(without={(first.type, 1)}) == []
     Device.objects.update(state=DeviceState.LOST)
     assert one_of_each_type() == []
+
+
+def test_a_start_without_anything_new_needs_no_cluster(devices: list[Device], settings) -> None:
+    assert not all_measured()
+    calibration_store(device=devices[0], model="tiny", values=values(), now=NOW)
+    assert all_measured()
+    call_command("calibrate_pool", first=True)
+    settings.CPU_DEVICE_THREADS = 2
+    assert not all_measured()
+    Device.objects.all().delete()
+    assert not all_measured()
+
+
+def test_without_a_model_the_command_says_so(devices: list[Device]) -> None:
+    with pytest.raises(CommandError, match="no model of the service is on disk"):
+        call_command("calibrate_pool", first=True, short=True)
 
 
 def test_a_device_that_is_not_there(devices: list[Device]) -> None:
