@@ -12,7 +12,7 @@ next micro-batch, and what is left of it is offered again.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from workers import batches
@@ -37,8 +37,6 @@ from workers.spec import warmup_factor
 #: What is left of a sub-stage that has to end with an optimizer step and nothing else.
 LEAST = 0.01
 
-Pieces = dict[int, list["Piece"]]
-
 
 @dataclass
 class Piece:
@@ -47,6 +45,34 @@ class Piece:
     batch: Batch
     reference: bool = False
     logprobs: list[list[float]] = field(default_factory=list)
+
+
+#: By worker.
+Pieces = dict[int, list[Piece]]
+#: Takes the first of the pieces, or several, to the trainer of the lease.
+Compute = Callable[[Lease, list[Piece]], Awaitable[None]]
+
+
+class Load:
+    """The pieces of a sub-stage, in rounds; ``now`` are those of the round that is computed."""
+
+    def __init__(self, rounds: Sequence[Pieces]) -> None:
+        self._rounds = list(rounds)
+        self.now = self._rounds[0]
+        self._whole = self._count()
+
+    def _count(self) -> dict[int, int]:
+        return {worker: sum(len(pieces[worker]) for pieces in self._rounds) for worker in self.now}
+
+    def next_round(self) -> None:
+        del self._rounds[0]
+        self.now = self._rounds[0]
+
+    def left(self) -> dict[int, float]:
+        """The part that is not computed yet, by worker."""
+        return {
+            worker: max(LEAST, count / max(1, self._whole[worker])) for worker, count in self._count().items()
+        }
 
 
 class Training:
@@ -106,21 +132,17 @@ class Training:
             self._fleet.trained(worker)
         self._desk.finish(*gang.values())
 
-    async def _work(
-        self, gang: Gang, pieces: Pieces, compute: Callable[[Lease, list[Piece]], Awaitable[None]]
-    ) -> Gang:
-        """Take all pieces through the trainers, also where the gang has to make room in between."""
-        whole = {worker: max(1, len(mine)) for worker, mine in pieces.items()}
+    async def _work(self, gang: Gang, load: Load, compute: Compute) -> Gang:
+        """Take the pieces through the trainers, also where the gang has to make room in between."""
 
         async def go_on(worker: int, lease: Lease) -> None:
-            while pieces[worker] and not lease.leaving:
-                await compute(lease, pieces[worker])
+            while load.now[worker] and not lease.leaving:
+                await compute(lease, load.now[worker])
 
-        while any(pieces.values()):
+        while any(load.now.values()):
             await together(*(go_on(worker, lease) for worker, lease in gang.items()))
-            if any(pieces.values()):
-                left = {worker: max(LEAST, len(mine) / whole[worker]) for worker, mine in pieces.items()}
-                gang = await self._offer_again(gang, left)
+            if any(load.now.values()):
+                gang = await self._offer_again(gang, load.left())
         return gang
 
     async def _offer_again(self, gang: Gang, left: Mapping[int, float]) -> Gang:
@@ -161,7 +183,7 @@ class Training:
             worker: [piece for reference in wanted for piece in made[worker, reference]]
             for worker in step.workers
         }
-        gang = await self._work(gang, pieces, self._logprobs)
+        gang = await self._work(gang, Load([pieces]), self._logprobs)
         columns = {
             reference: step.unshard(
                 batch, {worker: _joined(made[worker, reference]) for worker in step.workers}
@@ -208,7 +230,7 @@ class Training:
                         SubStageKind.UPDATE, gathering.step, sequences, part=part, early=True
                     )
                 )
-            gang = await self._work(gang, pieces, step.backward(self._key, self._fleet))
+            gang = await self._work(gang, Load([pieces]), step.backward(self._key, self._fleet))
         if gang is not None and not gathering.graded():
             self._finish(gang)
             return None
@@ -241,20 +263,25 @@ class Training:
             gang = await self._enter(step, gang, SubStageKind.UPDATE, sequences)
         done: list[tuple[Sums, Denominator]] = []
         norms, rate = [], 0.0
-        for index, part in enumerate(split_updates(batch, self._rl.updates_per_step)):
+        updates = split_updates(batch, self._rl.updates_per_step)
+        load = Load([self._pieces(step, part) for part in updates])
+        for index, part in enumerate(updates):
+            if index:
+                load.next_round()
             over = denominator(part, self._rl.sampling.max_tokens)
             if not over.sequences:
                 continue
-            pieces = {
-                worker: self._micros(self._chunks(step.unstreamed(step.shard(part, worker))))
-                for worker in step.workers
-            }
-            gang = await self._work(gang, pieces, step.backward(self._key, self._fleet))
+            gang = await self._work(gang, load, step.backward(self._key, self._fleet))
             rate = self._rate(step.number * self._rl.updates_per_step + index)
             norms.append(await self._optimize(gang, rate, over))
             done.append((step.take_sums(), over))
         metrics = {"grad_norm": statistics.fmean(norms), "learning_rate": rate}
         return gang, step_metrics(done) | metrics
+
+    def _pieces(self, step: Step, update: Batch) -> Pieces:
+        """What of an update was not computed early."""
+        shards = {worker: step.unstreamed(step.shard(update, worker)) for worker in step.workers}
+        return {worker: self._micros(self._chunks(shard)) for worker, shard in shards.items()}
 
     def _rate(self, optimizer_step: int) -> float:
         return self._rl.learning_rate * warmup_factor(self._rl, optimizer_step)
@@ -308,7 +335,7 @@ class Step:
         """What was not computed early."""
         return batch.of_groups(set(batch.groups) - self.streamed)
 
-    def backward(self, run_key: str, fleet: Fleet) -> Callable[[Lease, list[Piece]], Awaitable[None]]:
+    def backward(self, run_key: str, fleet: Fleet) -> Compute:
         async def compute(lease: Lease, pieces: list[Piece]) -> None:
             fleet.midway = True
             micros = [piece.batch for piece in pieces]

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.tiny import make_tiny
-from tests.workers.local import STOP, Cluster, device, ends, launch, of_kind, offers, run
+from tests.workers.local import STOP, attempt, device, ends, of_kind, offers, run, same_weights
 from workers.calls import Stuck
 from workers.failures import failure_of
 from workers.gathering import GraderFailed
-from workers.pipeline import Pipeline
 from workers.protocol import (
     CheckpointSaved,
     Ended,
@@ -30,48 +26,9 @@ from workers.protocol import (
 from workers.residents import ModelLoad
 from workers.train.trainer import NotFinite
 
-GRADER = {
-    "type": "python",
-    "name": "letters",
-    "source": "def grade(sample, item):\n    return len(set(sample['output_text'])) / 16\n",
-}
-RL = {
-    "steps": 2,
-    "prompts_per_step": 3,
-    "group_size": 3,
-    "sampling": {"max_tokens": 8},
-    "precision": "fp32",
-    "checkpoint_every": 1,
-}
 
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny(tmp_path_factory.mktemp("tiny") / "tiny")
-
-
-@pytest.fixture
-def rows(tmp_path: Path) -> Path:
-    path = tmp_path / "rows.jsonl"
-    lines = [json.dumps({"messages": [{"role": "user", "content": f"say {n}"}]}) for n in range(5)]
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    made = Cluster(monkeypatch)
-    yield made
-    made.graders.actor._sandbox.close()
-
-
-def attempt(model: Path, rows: Path, folder: Path, rl: dict[str, Any] | None = None, **more: Any) -> Pipeline:
-    spec = {"grader": GRADER, **more.pop("spec", {}), "rl": {**RL, **(rl or {})}}
-    return Pipeline(launch(model, rows, folder, **spec).model_copy(update=more))
-
-
-def test_an_attempt_from_start_to_end(model, rows, cluster, tmp_path):
-    reports = asyncio.run(run(attempt(model, rows, tmp_path / "out")))
+def test_an_attempt_from_start_to_end(start, cluster):
+    reports = asyncio.run(run(start("out")))
     assert [report.seq for report in reports] == list(range(1, len(reports) + 1))
     assert of_kind(reports, Ended) == [Ended(outcome="succeeded")]
     assert sorted(offer.node for offer in offers(reports)) == sorted(end.node for end in ends(reports))
@@ -83,30 +40,30 @@ def test_an_attempt_from_start_to_end(model, rows, cluster, tmp_path):
     assert cluster.runs() == []
 
 
-def test_a_batch_above_saturation_decodes_and_then_tails(model, rows, cluster, tmp_path):
+def test_a_batch_above_saturation_decodes_and_then_tails(start):
     """9 sequences on a device that is saturated by 4: decode until 3 are left, the rest is a tail."""
-    reports = asyncio.run(run(attempt(model, rows, tmp_path / "out", {"steps": 1})))
+    reports = asyncio.run(run(start("out", {"steps": 1})))
     kinds = Counter(offer.kind for offer in offers(reports))
     assert kinds[SubStageKind.DECODE] == 1
     tails = [offer for offer in offers(reports) if offer.kind is SubStageKind.TAIL]
     assert all(0 < offer.sequences < 4 for offer in tails)
 
 
-def test_log_probs_are_computed_only_where_they_are_used(model, rows, cluster, tmp_path):
+def test_log_probs_are_computed_only_where_they_are_used(start):
     for name, rl, wanted in (
         ("plain", {}, 0),
         ("updates", {"updates_per_step": 3}, 1),
         ("penalty", {"loss": {"kl_beta": 0.1}}, 1),
         ("both", {"updates_per_step": 3, "loss": {"kl_beta": 0.1}}, 1),
     ):
-        reports = asyncio.run(run(attempt(model, rows, tmp_path / name, {"steps": 1, **rl})))
+        reports = asyncio.run(run(start(name, {"steps": 1, **rl})))
         kinds = Counter(offer.kind for offer in offers(reports))
         assert kinds[SubStageKind.LOGPROB] == wanted
         assert of_kind(reports, Ended)[0].outcome == "succeeded"
 
 
 @pytest.mark.parametrize("evicted", [True, False])
-def test_moving_between_devices_changes_no_weight_and_leaves_nothing(model, rows, cluster, tmp_path, evicted):
+def test_moving_between_devices_changes_no_weight_and_leaves_nothing(start, cluster, tmp_path, evicted):
     """Each step on the other device, whose residents are still there or were evicted meanwhile."""
 
     def alternate(offer: Offer):
@@ -115,25 +72,19 @@ def test_moving_between_devices_changes_no_weight_and_leaves_nothing(model, rows
             cluster.evict(name)
         return device(name)
 
-    steady = asyncio.run(run(attempt(model, rows, tmp_path / "steady", {"steps": 4})))
-    moved = asyncio.run(run(attempt(model, rows, tmp_path / "moved", {"steps": 4}), place=alternate))
-    weights = [
-        load_file(Path(of_kind(reports, CheckpointSaved)[-1].path) / "adapter_model.safetensors")
-        for reports in (steady, moved)
-    ]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    steady = asyncio.run(run(start("steady", {"steps": 4})))
+    moved = asyncio.run(run(start("moved", {"steps": 4}), place=alternate))
+    assert same_weights(steady, moved)
     assert cluster.runs() == []
     assert not list((tmp_path / "moved").glob(".move-*"))
 
 
-def test_full_fine_tuning_saves_a_model_and_resumes_to_the_same_weights(model, rows, cluster, tmp_path):
+def test_full_fine_tuning_saves_a_model_and_resumes_to_the_same_weights(start, tiny_folder):
     rl = {"tuning": {"type": "full"}, "steps": 4}
-    whole = asyncio.run(run(attempt(model, rows, tmp_path / "whole", rl, weights_key="ftjob-x")))
-    half = asyncio.run(run(attempt(model, rows, tmp_path / "half", rl | {"steps": 2}, weights_key="ftjob-y")))
-    resumed = attempt(
-        model,
-        rows,
-        tmp_path / "half",
+    whole = asyncio.run(run(start("whole", rl, weights_key="ftjob-x")))
+    half = asyncio.run(run(start("half", rl | {"steps": 2}, weights_key="ftjob-y")))
+    resumed = start(
+        "half",
         rl,
         weights_key="ftjob-z",
         resume_from=of_kind(half, CheckpointSaved)[-1].path,
@@ -144,20 +95,20 @@ def test_full_fine_tuning_saves_a_model_and_resumes_to_the_same_weights(model, r
     folders = [Path(of_kind(reports, CheckpointSaved)[-1].path) for reports in (whole, again)]
     first, second = (load_file(folder / "model.safetensors") for folder in folders)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    start = load_file(model / "model.safetensors")
-    assert any(not torch.equal(first[name], start[name]) for name in first)
+    before = load_file(tiny_folder / "model.safetensors")
+    assert any(not torch.equal(first[name], before[name]) for name in first)
 
 
-def test_the_last_checkpoint_stays_until_its_successor_is_known(model, rows, cluster, tmp_path):
-    reports = asyncio.run(run(attempt(model, rows, tmp_path / "out", {"steps": 3, "keep_checkpoints": 1})))
+def test_the_last_checkpoint_stays_until_its_successor_is_known(start, tmp_path):
+    reports = asyncio.run(run(start("out", {"steps": 3, "keep_checkpoints": 1})))
     saved = of_kind(reports, CheckpointSaved)
     assert [[Path(path).name for path in one.removed] for one in saved] == [[], [], ["step-1"]]
     assert sorted(path.name for path in (tmp_path / "out").glob("step-*")) == ["step-2", "step-3"]
 
 
 @pytest.mark.parametrize("kind", [SubStageKind.PREFILL, SubStageKind.GRADE, SubStageKind.UPDATE])
-def test_stopping_twice_ends_once_and_leaves_nothing(model, rows, cluster, tmp_path, kind):
-    made = attempt(model, rows, tmp_path / "out")
+def test_stopping_twice_ends_once_and_leaves_nothing(start, cluster, kind):
+    made = start("out")
 
     async def stop(report):
         if isinstance(report.body, Offer) and report.body.kind is kind:
@@ -169,8 +120,8 @@ def test_stopping_twice_ends_once_and_leaves_nothing(model, rows, cluster, tmp_p
     assert cluster.runs() == []
 
 
-def test_a_stop_after_the_last_step_does_not_swallow_the_end(model, rows, cluster, tmp_path):
-    made = attempt(model, rows, tmp_path / "out", {"steps": 1})
+def test_a_stop_after_the_last_step_does_not_swallow_the_end(start):
+    made = start("out", {"steps": 1})
 
     async def stop_at_the_end(report):
         if isinstance(report.body, CheckpointSaved):
@@ -180,10 +131,10 @@ def test_a_stop_after_the_last_step_does_not_swallow_the_end(model, rows, cluste
     assert len(of_kind(reports, Ended)) == 1
 
 
-def test_a_grader_that_always_fails_ends_the_job_with_its_words(model, rows, cluster, tmp_path):
+def test_a_grader_that_always_fails_ends_the_job_with_its_words(start):
     source = "def grade(sample, item):\n    raise ValueError('no\\0 \\ud800 luck')\n"
     grader = {"type": "python", "name": "bad", "source": source}
-    reports = asyncio.run(run(attempt(model, rows, tmp_path / "out", spec={"grader": grader})))
+    reports = asyncio.run(run(start("out", spec={"grader": grader})))
     failure = of_kind(reports, Ended)[0].failure
     assert failure.kind is FailureKind.GRADER_FAILED
     assert "9 of 9 grades failed at step 1" in failure.message
@@ -191,24 +142,24 @@ def test_a_grader_that_always_fails_ends_the_job_with_its_words(model, rows, clu
     failure.model_dump_json()
 
 
-def test_some_failed_grades_are_told_and_left_out(model, rows, cluster, tmp_path):
+def test_some_failed_grades_are_told_and_left_out(start):
     source = (
         "def grade(sample, item):\n    return {}[0] if item['messages'][0]['content'] == 'say 1' else 0.5\n"
     )
     grader = {"type": "python", "name": "some", "source": source}
     rl = {"steps": 1, "shuffle": False}
-    reports = asyncio.run(run(attempt(model, rows, tmp_path / "out", rl, spec={"grader": grader})))
+    reports = asyncio.run(run(start("out", rl, spec={"grader": grader})))
     done = of_kind(reports, StepDone)[0]
     assert done.metrics["grade_errors"] == pytest.approx(1 / 3)
     assert any("3 of 9 grades failed" in log.message for log in of_kind(reports, Log))
 
 
-def test_a_bad_model_folder_and_a_bad_row_say_so(model, rows, cluster, tmp_path):
+def test_a_bad_model_folder_and_a_bad_row_say_so(start, rows, tmp_path):
     (tmp_path / "empty").mkdir()
     reports = asyncio.run(run(attempt(tmp_path / "empty", rows, tmp_path / "out")))
     assert of_kind(reports, Ended)[0].failure.kind is FailureKind.MODEL_LOAD
     rows.write_text('{"messages": [{"role": "user", "content": "x"}]}\nnot json\n')
-    reports = asyncio.run(run(attempt(model, rows, tmp_path / "out", {"shuffle": False})))
+    reports = asyncio.run(run(start("out", {"shuffle": False})))
     failure = of_kind(reports, Ended)[0].failure
     assert failure.kind is FailureKind.BAD_DATA
     assert "line 2" in failure.message
