@@ -102,17 +102,20 @@ def allotments_close(device: Device, substages: Iterable[SubStage], at: datetime
 def allotments_cut(substage: SubStage, at: datetime) -> None:
     """The sub-stage was over at ``at``: what it was allotted after that was nobody's."""
     substage.allotments.filter(start__gte=at).delete()
-    substage.allotments.filter(_reaches(at)).update(end=at)
+    substage.allotments.filter(end__gt=at).update(end=at)
 
 
-def allotments_pass(device: Device, old: SubStage, new: SubStage, at: datetime) -> None:
-    """``old`` went over into ``new`` at ``at``: from then on, what ``old`` was allotted is ``new``'s."""
-    after = list(old.allotments.filter(_reaches(at)).order_by("start"))
-    cut = [row for row in after if row.start < at]
+def allotments_pass(device: Device, old: SubStage, new: SubStage, at: datetime) -> Allotment | None:
+    """``old`` went over into ``new`` at ``at``: from then on, what ``old`` was allotted is ``new``'s.
+
+    Returns the newest of all.
+    """
+    rows = list(old.allotments.order_by("start"))
+    cut = [row for row in rows if row.start < at and (row.end is None or row.end > at)]
     tails = [
         Allotment(
             substage=new,
-            device=row.device,
+            device=device,
             start=at,
             end=row.end,
             share=row.share,
@@ -127,8 +130,9 @@ def allotments_pass(device: Device, old: SubStage, new: SubStage, at: datetime) 
         row.end = at
     Allotment.objects.bulk_update(cut, ["end"])
     allotments_charge(device, running)
-    old.allotments.filter(start__gte=at).update(substage=new)
+    Allotment.objects.filter(pk__in=[row.pk for row in rows if row.start >= at]).update(substage=new)
     Allotment.objects.bulk_create(tails)
+    return rows[-1] if rows else None
 
 
 def allotments_charge(device: Device, ended: Sequence[Allotment]) -> None:
@@ -206,7 +210,3 @@ def _shares_keep(running: Iterable[SubStage], shares: Mapping[str | int, float])
     for substage in changed:
         substage.share = shares[_slot(substage)]
     SubStage.objects.bulk_update(changed, ["share"])
-
-
-def _reaches(at: datetime) -> Q:
-    return Q(end__isnull=True) | Q(end__gt=at)

@@ -143,7 +143,6 @@ def substage_cross(*, attempt: Attempt, crossed: Crossed, now: datetime) -> SubS
     old, device = _running(attempt, crossed.finished.node)
     if old is None:
         return None
-    last = old.allotments.order_by("start").last()
     if old.moves_to:
         _rows_move(old, old.moves_to, -old.sequences)
         old.moves_to = ""
@@ -154,8 +153,8 @@ def substage_cross(*, attempt: Attempt, crossed: Crossed, now: datetime) -> SubS
     new.action_id = f"cross:{attempt.pk}/{new.node}"
     new.granted_at = old.ended_at
     new.save(force_insert=True)
+    last = None if device is None else allotments_pass(device, old, new, old.ended_at)
     if device is not None and last is not None:
-        allotments_pass(device, old, new, old.ended_at)
         device_divide(device, {new.pk: Terms(old.share, last.speed, last.reason)}, instant(device, now))
     return new
 
