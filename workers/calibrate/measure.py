@@ -3,8 +3,8 @@
     one     ── load ── decode steps by batch ── each character at each share ──┐
     other   ── load ───────────────────────────────────────────────────────────┴─ pairs, at the same time
 
-A pair is measured while both compute: each is warmed up, then both repeat their piece over the same window,
-each on its half of the device, and only pieces within the window count.
+A pair is measured while both compute: each is warmed up, then both repeat their piece between the same two
+instants, each on its half of the device, and only what ended by then counts.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from workers.protocol import Calibration, DeviceRef, Rates
 
 #: So long before a window both processes get their orders; a busy machine takes longer to hand them over.
 LEADS_S = (0.1, 0.5, 2.5)
-#: Pieces of the slower one that a window holds at least, unless it would become too long.
-PIECES = 2
+#: So many pieces of the longer work, as it is alone, a window holds: slowed down by less, one at least fits.
+PIECES = 2.5
 
 
 class Process(Protocol):
@@ -155,9 +155,9 @@ class Measurement:
         both = list(zip((self.one, self.other), cases, strict=True))
         self._all(*(process.ask("warm", case) for process, case in both))
         longest = max(seconds * units(case.work) for seconds, case in zip(apart, cases, strict=True))
-        window = min(max(self.effort.window_s, PIECES * longest), self.effort.longest_window_s)
+        window = max(self.effort.window_s, PIECES * longest)
         for lead in LEADS_S:
-            begins = time.time() + lead
+            begins = self._all(self.one.ask("clock"))[0] + lead
             seen = self._all(
                 *(process.ask("repeat", case, begins, begins + window) for process, case in both)
             )

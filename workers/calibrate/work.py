@@ -61,9 +61,9 @@ class Effort:
     """How much is measured.
 
     A case is timed ``repetitions`` times, or at least twice until that took ``case_s``. ``shared`` are
-    measured at about ``most_shares`` shares, ``pairs`` by two processes at once over windows of ``window_s``
-    or, where pieces are long, up to ``longest_window_s``. After ``limit_s`` the measurement is given up. What
-    is left out has stand-ins (``workers.calibrate.derive.STAND_IN``).
+    measured at about ``most_shares`` shares, ``pairs`` by two processes at once for ``window_s``, or longer
+    where pieces are. After ``limit_s`` the measurement is given up. What is left out has stand-ins
+    (``workers.calibrate.derive.STAND_IN``).
     """
 
     name: str
@@ -75,7 +75,6 @@ class Effort:
     most_shares: int
     pairs: tuple[tuple[Character, Character], ...]
     window_s: float
-    longest_window_s: float
     limit_s: float
 
 
@@ -95,7 +94,6 @@ SHORT = Effort(
         (Character.UPDATE, Character.UPDATE),
     ),
     window_s=0.4,
-    longest_window_s=2.0,
     limit_s=90.0,
 )
 #: Less than two minutes with a small model. Nobody computes beside a sync for long enough to matter.
@@ -109,7 +107,6 @@ FULL = Effort(
     most_shares=8,
     pairs=tuple(combinations_with_replacement([c for c in Character if c is not Character.SYNC], 2)),
     window_s=1.0,
-    longest_window_s=4.0,
     limit_s=600.0,
 )
 
