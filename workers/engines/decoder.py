@@ -11,8 +11,9 @@ Dimensions: T tokens of the batch, H query heads, K key-value heads, D head size
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +28,14 @@ from workers.models.config import ModelConfig
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
+class Addition(Protocol):
+    """What adapters add to the product of one stored matrix."""
+
+    def added(self, y: Tensor, x: Tensor) -> Tensor:
+        """x [T, in], y [T, out] -> the sum, in y's type."""
+        ...
+
+
 @dataclass(frozen=True)
 class LowRank:
     """Adapter of one stored matrix, for one or several adapters side by side.
@@ -39,6 +48,13 @@ class LowRank:
     up: Tensor
     mask: Tensor | None
 
+    def added(self, y: Tensor, x: Tensor) -> Tensor:
+        h = x @ self.down.T
+        if self.mask is not None:
+            # Selected, not multiplied: another adapter's overflow must not reach this token as 0 * inf.
+            h = torch.where(self.mask, h, 0)
+        return torch.addmm(y, h, self.up.T)
+
 
 # Per layer: the stored matrix's name -> its adapter.
 Adapters = tuple[dict[str, LowRank], ...]
@@ -49,7 +65,7 @@ def hidden_states(
     tokens_T: Tensor,
     positions_T: Tensor,
     attend: Attend,
-    adapters: Adapters | None,
+    adapters: Sequence[Mapping[str, Addition]] | None,
     recompute: bool = False,
 ) -> Tensor:
     """Final normed hidden states, [T, hidden] in the weights' type.
@@ -62,7 +78,7 @@ def hidden_states(
 
     def block(index: int, residual: Tensor) -> Tensor:
         layer = weights.layers[index]
-        lora = adapters[index] if adapters is not None else {}
+        lora: Mapping[str, Addition] = adapters[index] if adapters is not None else {}
         x = rms_norm(residual, layer.attn_norm, config.norm_eps, weights.dtype)
         residual = residual + _attention(config, layer, index, x, cos, sin, attend, lora)
         x = rms_norm(residual, layer.mlp_norm, config.norm_eps, weights.dtype)
@@ -89,7 +105,7 @@ def _attention(
     cos: Tensor,
     sin: Tensor,
     attend: Attend,
-    lora: dict[str, LowRank],
+    lora: Mapping[str, Addition],
 ) -> Tensor:
     heads, kv_heads = config.heads, config.kv_heads
     qkv = linear(x, layer.qkv, layer.qkv_bias, lora.get("qkv")).view(
@@ -108,24 +124,18 @@ def _attention(
     return linear(mixed, layer.out, layer.out_bias, lora.get("out"))
 
 
-def _feed_forward(layer: Layer, x: Tensor, lora: dict[str, LowRank]) -> Tensor:
+def _feed_forward(layer: Layer, x: Tensor, lora: Mapping[str, Addition]) -> Tensor:
     gate_up = linear(x, layer.gate_up, layer.gate_up_bias, lora.get("gate_up"))
     return linear(gated_silu(gate_up), layer.down, layer.down_bias, lora.get("down"))
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, lora: LowRank | None = None) -> Tensor:
-    """``x @ weight.T + bias`` plus the adapter's two small products."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, lora: Addition | None = None) -> Tensor:
+    """``x @ weight.T + bias`` plus what adapters add."""
     if weight.is_mkldnn:
         y = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     else:
         y = functional.linear(x, weight, bias)
-    if lora is None:
-        return y
-    h = x @ lora.down.T
-    if lora.mask is not None:
-        # Selected, not multiplied: another adapter's overflow must not reach this token as 0 * inf.
-        h = torch.where(lora.mask, h, 0)
-    return torch.addmm(y, h, lora.up.T)
+    return y if lora is None else lora.added(y, x)
 
 
 _tables: dict[tuple[ModelConfig, torch.device], tuple[Tensor, Tensor]] = {}

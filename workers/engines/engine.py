@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from workers.engines.cache import Pool, prefill_attention, step_attention
-from workers.engines.decoder import Adapters, head_logits, hidden_states
+from workers.engines.decoder import Adapters, Addition, head_logits, hidden_states
 from workers.engines.errors import NotFinite
 from workers.engines.lora import check, join, side_by_side
 from workers.engines.packed import pack
@@ -36,6 +36,7 @@ from workers.engines.room import Room
 from workers.engines.rows import Key, Row, Run
 from workers.engines.sampling import sample, uniforms
 from workers.engines.sequences import Progress, Request, Rollout, refusal
+from workers.engines.stack import Stack
 from workers.engines.step import Step
 from workers.engines.weights import Weights, blocked, from_state_dict
 from workers.models.chat import ChatTokenizer
@@ -56,7 +57,8 @@ class TorchEngine:
         self._tokenizer = tokenizer
         self._runs: dict[str, Run] = {}
         self._room = Room(self._runs, max_batch, kv_tokens)
-        self._stacked: tuple[tuple[object, ...], Adapters | None] | None = None
+        self._additions: tuple[object, Sequence[Mapping[str, Addition]] | None] | None = None
+        self._stack: Stack | None = None
 
     # ------------------------------------------------------------ runs and their weights
 
@@ -94,7 +96,7 @@ class TorchEngine:
     def drop_adapter(self, run_key: str) -> None:
         """Close the run; its sequences are cancelled. Closing an unknown run does nothing."""
         self._runs.pop(run_key, None)
-        self._stacked = None
+        self._additions = None
 
     def _set(self, run_key: str, version: int, adapter: Adapters | None) -> None:
         run = self._runs.get(run_key)
@@ -104,7 +106,7 @@ class TorchEngine:
             self._runs[run_key] = Run(run_key, version, adapter, pool)
         else:
             run.version, run.adapter = version, adapter
-        self._stacked = None
+        self._additions = None
 
     # ------------------------------------------------------------ sequences in and out
 
@@ -304,12 +306,31 @@ class TorchEngine:
             row.cached += count
         self._settle(ready, drawn, progress)
 
-    def _adapters(self, runs: Sequence[Run], counts: Sequence[int]) -> Adapters | None:
+    def _adapters(
+        self, runs: Sequence[Run], counts: Sequence[int]
+    ) -> Sequence[Mapping[str, Addition]] | None:
+        """Of a step's batch: ``counts`` tokens of each run."""
+        adapters = [run.adapter for run in runs]
+        if all(adapter is None for adapter in adapters):
+            return None
+        if len(runs) == 1:
+            return adapters[0]
         key = tuple(zip((run.key for run in runs), counts, strict=True))
-        if self._stacked is None or self._stacked[0] != key:
-            joined = side_by_side([run.adapter for run in runs], counts, self._weights.config.layers)
-            self._stacked = (key, joined)
-        return self._stacked[1]
+        if self._additions is None or self._additions[0] != key:
+            self._additions = key, self._side_by_side(adapters, counts)
+        return self._additions[1]
+
+    def _side_by_side(
+        self, adapters: Sequence[Adapters | None], counts: Sequence[int]
+    ) -> Sequence[Mapping[str, Addition]] | None:
+        config = self._weights.config
+        if self._weights.device.type != "cpu":
+            return side_by_side(adapters, counts, config.layers)
+        additions = self._stack.additions(adapters, counts) if self._stack is not None else None
+        if additions is None:
+            self._stack = Stack(config, adapters)
+            additions = self._stack.additions(adapters, counts)
+        return additions
 
     def _draw(self, rows: Sequence[tuple[Run, Row]], hidden: Tensor) -> list[tuple[int, float]]:
         """Each row's next token and its log-prob from its last hidden state.

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.workers.engines.adapters import logits, random_adapter
+from workers.engines.decoder import Adapters, head_logits, hidden_states
+from workers.engines.lora import join
+from workers.engines.packed import pack, packed_attention
+from workers.engines.stack import Rows, Stack
+from workers.engines.weights import Weights
+
+TOKENS = [3, 9, 22, 7, 31, 40, 5, 5, 60]
+
+
+@pytest.fixture(scope="module")
+def adapters(tiny: Weights) -> list[Adapters | None]:
+    """Different ranks and targets, and a run without any."""
+    config, dtype = tiny.config, torch.float32
+    return [
+        join(config, random_adapter(config, 1, rank=4), 2.0, dtype),
+        None,
+        join(config, random_adapter(config, 2, rank=3, targets=["k_proj", "up_proj"]), 0.5, dtype),
+        join(config, random_adapter(config, 3, rank=2), 1.0, dtype),
+    ]
+
+
+@pytest.mark.parametrize("lengths", [[5, 5, 5, 5], [1, 9, 4, 3], [300, 1, 2, 1], [4, 3], [0, 0, 6, 2]])
+def test_every_token_has_its_own_adapter(
+    tiny: Weights, adapters: list[Adapters | None], lengths: list[int]
+) -> None:
+    prompts = [(TOKENS * 40)[:length] for length in lengths if length]
+    wanted = [adapter for adapter, length in zip(adapters, lengths, strict=False) if length]
+    additions = Stack(tiny.config, adapters).additions(wanted, [len(prompt) for prompt in prompts])
+    assert additions is not None
+    batch = pack(prompts, [], tiny.device)
+    with torch.no_grad():
+        hidden = hidden_states(tiny, batch.tokens_T, batch.positions_T, packed_attention(batch), additions)
+        found = head_logits(tiny, hidden).split([len(prompt) for prompt in prompts])
+    for prompt, adapter, ours in zip(prompts, wanted, found, strict=True):
+        torch.testing.assert_close(ours, logits(tiny, prompt, adapter), atol=1e-5, rtol=1e-5)
+
+
+def test_one_long_run_is_not_padded_for() -> None:
+    assert Rows.of([30, 31]).batched
+    assert not Rows.of([300, 1, 1]).batched
+
+
+def test_a_stack_serves_what_it_holds(tiny: Weights, adapters: list[Adapters | None]) -> None:
+    first, none, second, third = adapters
+    stack = Stack(tiny.config, adapters)
+    assert stack.additions([first, second], [2, 3]) is not None
+    assert stack.additions([second, first], [2, 3]) is None
+    assert (
+        stack.additions([join(tiny.config, random_adapter(tiny.config, 1), 2.0, torch.float32)], [1]) is None
+    )
+    # Two idle slots between two busy ones: half of the work would be for nobody.
+    assert stack.additions([first, third], [2, 3]) is None
+    assert stack.additions([none, second, third], [2, 3, 1]) is not None
