@@ -97,13 +97,15 @@ class Lease:
         finished = self.finished()
         self.offer = offer
         self._clear()
+        self._began = finished.ended_at
         return finished
 
     def finished(self) -> Finished:
-        """The report; of no length when nothing was computed."""
+        """The report: of what was counted, else of the time since it began; of no length if it never did."""
         now = time.time()
-        started = now if self._started is None else self._started
-        return self._report(started, started if self._ended is None else self._ended)
+        if self._started is not None and self._ended is not None:
+            return self._report(self._started, self._ended)
+        return self._report(now if self._began is None else min(self._began, now), now)
 
     def cut_short(self) -> Finished | None:
         """The report of one that was cancelled or failed: what was computed until then was computed."""
@@ -234,6 +236,7 @@ class Desk:
     def begin(self, kind: SubStageKind, step: int, worker: int, sequences: int, *, part: int) -> Lease:
         """A sub-stage that needs no device: it runs as soon as it is told."""
         lease = Lease(self._next(kind, step, worker, sequences, part=part))
+        lease.begin()
         self._leases[lease.node] = lease
         self._outbox.add(lease.offer)
         return lease

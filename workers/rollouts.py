@@ -239,11 +239,9 @@ class Roller:
         if self._thinking and not self._arriving:
             self.part = TOOL
             lease = desk.begin(SubStageKind.TOOL, self._step, self._worker, waiting, part=TOOL)
-            began = time.time()
             while self._thinking and not self._arriving:
                 await self._tools.bell.until(lambda: any(task.done() for task in self._thinking))
                 self._collect()
-            lease.count(began, max(began, time.time()), 0)
             desk.finish(lease)
         return bool(self._arriving)
 
