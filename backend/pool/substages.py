@@ -95,23 +95,24 @@ def substage_leave(*, attempt_id: int, node: str, moves_to: str, now: datetime) 
     substage = _expected(SubStageStatus.LEAVING, attempt_id, node).filter(device__isnull=False).first()
     if substage is None:
         return False
-    device = device_lock(substage.device_id)
-    at = instant(device, now)
+    target = _target(substage, moves_to)
+    concerned = {substage.device_id, *target.values_list("device_id", flat=True)}
+    devices = {pk: device_lock(pk) for pk in sorted(concerned)}
     if not _expected(SubStageStatus.LEAVING, attempt_id, node).update(
         status=SubStageStatus.LEAVING, moves_to=moves_to
     ):
         return False
-    allotments_close(device, [substage], at)
-    _rows_move(substage, moves_to, substage.sequences)
-    device_divide(device, {}, at)
+    target.update(sequences=F("sequences") + substage.sequences)
+    left = devices[substage.device_id]
+    allotments_close(left, [substage], instant(left, now))
+    for device in devices.values():
+        device_divide(device, {}, instant(device, now))
     return True
 
 
-def _rows_move(source: SubStage, target: str, rows: int) -> None:
-    """Count ``rows`` more at the node, as long as it runs; its device is divided anew when next touched."""
-    SubStage.objects.filter(attempt=source.attempt_id, node=target, status=SubStageStatus.GRANTED).update(
-        sequences=F("sequences") + rows
-    )
+def _target(source: SubStage, node: str) -> QuerySet[SubStage]:
+    """The sub-stage into which ``source`` is merged, as long as it runs."""
+    return SubStage.objects.filter(attempt=source.attempt_id, node=node, status=SubStageStatus.GRANTED)
 
 
 @transaction.atomic(savepoint=False)
@@ -144,7 +145,8 @@ def substage_cross(*, attempt: Attempt, crossed: Crossed, now: datetime) -> SubS
     if old is None:
         return None
     if old.moves_to:
-        _rows_move(old, old.moves_to, -old.sequences)
+        merged = _target(old, old.moves_to).filter(sequences__gte=old.sequences)
+        merged.update(sequences=F("sequences") - old.sequences)
         old.moves_to = ""
     _finish(attempt, old, device, crossed.finished, now)
     new = _offered(attempt, crossed.offer, now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from backend.jobs import sizing
 from tests.factories import TINY_CONFIG, spec
 from workers.models.config import parse_config
-from workers.models.limits import ACTIVATION_BYTES, KV_TOKENS
+from workers.models.limits import ACTIVATION_BYTES, KV_TOKENS, LOGIT_ROWS
 from workers.spec import LoRA, RLConfig
 
 # hidden 32, intermediate 64, 2 layers, 4 heads and 2 key-value heads of 8, vocabulary 64, context 128.
@@ -50,7 +50,7 @@ def test_above_the_bound_only_one_block_comes_on_top():
 
 
 def test_logits_are_in_memory_in_parts_and_kept_only_to_train_the_head():
-    part = 3 * 64 * 64 * 4
+    part = 3 * LOGIT_ROWS * 64 * 4
     assert sizing.logit_bytes(MODEL, RLConfig(), 10) == part
     full = RLConfig(tuning={"type": "full"}, micro_batch_size=2)
     assert sizing.logit_bytes(MODEL, full, 10) == part + 2 * 10 * 64 * 4

@@ -21,7 +21,7 @@ from backend.jobs.models import Attempt, Job
 from backend.metering.division import Occupant, peak_ppm, to_us
 from backend.metering.models import UsageRecord
 from backend.metering.selectors import accounting
-from backend.metering.services import device_meter
+from backend.metering.services import attempt_credit, device_meter
 from backend.pool.allotments import Terms, device_allot
 from backend.pool.models import Allotment, Device
 from backend.pool.parts import WHOLE
@@ -69,7 +69,7 @@ turns = st.lists(
     max_size=24,
 )
 examples = settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
@@ -208,12 +208,18 @@ def peak(device: Device) -> int:
 
 @examples
 @given(history=turns)
-def test_the_books_add_up_and_nobody_pays_for_more_than_its_part(attempts, devices, caplog, history):
+def test_the_books_add_up_nobody_pays_for_more_than_its_part_and_lost_work_is_given_back(
+    attempts, devices, caplog, history
+):
     with transaction.atomic():
         Stage(attempts, devices).play(history)
         assert bills(attempts) == [math.floor(exact(attempt)) for attempt in attempts]
         assert all(peak(device) <= WHOLE for device in devices)
         assert caplog.text == ""
+        attempt_credit(attempt=attempts[0], since_step=0)
+        job = Job.objects.get(pk=attempts[0].job_id)
+        assert [job.cost_micro_usd, job.cost_fraction] == [0, 0]
+        assert accounting().difference_micro_usd == 0
         transaction.set_rollback(True)
 
 

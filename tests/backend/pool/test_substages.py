@@ -9,7 +9,6 @@ import pytest
 
 from backend.jobs.models import Attempt, Event
 from backend.jobs.states import AttemptStatus
-from backend.pool.allotments import device_allot
 from backend.pool.models import Device, SubStage
 from backend.pool.states import SUBSTAGE_EDGES, DeviceState, SubStageStatus
 from backend.pool.substages import (
@@ -141,7 +140,6 @@ def test_rows_that_move_count_as_the_targets_from_the_order_on(device, ada, bob)
     start(ada, other, "target", 1, slot="rollout", rows=3)
     start(bob, other, "neighbour", 1, slot="rollout", rows=5)
     assert leaves(ada, "source", 3, moves_to="target")
-    device_allot(device_id=other.pk, terms={}, now=at(3))
     target = ada.substages.get(node="target")
     assert (target.sequences, had(target)) == (5, [(1, 3, 375), (3, None, 500)])
     done = over(ada, "source", 1, 4)
