@@ -41,7 +41,7 @@ class Member:
 
 
 class Fleet:
-    """``version`` counts the updates that the trainers have done; ``midway``: they hold gradients of another."""
+    """``version`` counts the updates that the trainers have done; ``midway``: they have begun another."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -162,9 +162,10 @@ class Fleet:
         """Write a checkpoint from the first worker's trainer; all workers have the same weights."""
         launch, member = self._launch, self._members[0]
         async with member.lock:
-            return await call(
+            path, size, removed = await call(
                 member.trainer.save, self._key, launch.checkpoint_dir, step, state, launch.spec.model, keep
             )
+        return path, size, removed
 
     async def close(self) -> None:
         """Let the residents forget the run, within a limit; those that are gone have forgotten it."""

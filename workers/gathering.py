@@ -70,6 +70,9 @@ class Gathering:
     def whole(self, group: int) -> bool:
         return len(self._ended[group]) == self._spec.rl.group_size
 
+    def any_whole(self, groups: Collection[int]) -> bool:
+        return any(map(self.whole, groups))
+
     # ------------------------------------------------------------ grades
 
     def grade_inputs(self, groups: Collection[int]) -> list[GradeInput]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,20 +179,23 @@ class Pipeline:
     async def _roll(self, rollers: Rollers, worker: int) -> None:
         """Roll out step by step, as far ahead of training as the job allows."""
         for step in self._steps:
-            await self._bell.until(lambda k=step: self._trained >= k - self._rl.max_staleness)
+            await self._bell.until(partial(self._may_roll_out, step))
             await rollers.roll(step, worker, self._episodes(self._gather(step), worker))
+
+    def _may_roll_out(self, step: int) -> bool:
+        return self._trained >= step - self._rl.max_staleness
 
     async def _grade(self, worker: int) -> None:
         """Grade groups as they get whole: all that have by the time the graders are free."""
         for step in self._steps:
-            await self._bell.until(lambda k=step: k in self._gatherings)
+            await self._bell.until(partial(self._gatherings.__contains__, step))
             await self._grade_step(self._gatherings[step], worker)
 
     async def _grade_step(self, gathering: Gathering, worker: int) -> None:
         left = gathering.groups_of(worker)
         lease = None
         while left:
-            await self._bell.until(lambda g=left: any(map(gathering.whole, g)))
+            await self._bell.until(partial(gathering.any_whole, left))
             whole = [group for group in left if gathering.whole(group)]
             left = [group for group in left if group not in whole]
             if lease is None:
@@ -208,9 +212,9 @@ class Pipeline:
         training = Training(self._launch, self._desk, self._fleet, self._bell, self._outbox)
         began = time.monotonic()
         for step in self._steps:
-            await self._bell.until(lambda k=step: k in self._gatherings)
+            await self._bell.until(partial(self._gatherings.__contains__, step))
             gathering = self._gatherings[step]
-            trained = await training.run(gathering, lambda k=step: rollers.thin(k))
+            trained = await training.run(gathering, partial(rollers.thin, step))
             saved = await self._checkpoint(step + 1) if self._checkpoint_due(step + 1) else None
             now = time.monotonic()
             self._report_step(gathering, trained, now - began)

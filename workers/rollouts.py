@@ -81,8 +81,9 @@ class Visit:
         return news
 
     def end(self) -> None:
-        if self.news is not None:
-            self.news.cancel()
+        """Nobody listens any more, to what went wrong either: something else has."""
+        if self.news is not None and not self.news.cancel() and not self.news.cancelled():
+            self.news.exception()
 
 
 class Roller:
@@ -172,7 +173,8 @@ class Roller:
     async def _news(self, lease: Lease) -> News:
         part = lease.offer.part
         floor = 0 if part == PREFILL else part_floor(part, self._saturation)
-        return await call(lease.resident.news, self._tools.run_key, floor)
+        news: News = await call(lease.resident.news, self._tools.run_key, floor)
+        return news
 
     def _take(self, news: News, lease: Lease) -> None:
         prefilling = lease.offer.part == PREFILL

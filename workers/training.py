@@ -291,7 +291,7 @@ class Training:
         if len(gang) > 1:
             parts = [lease.resident.gradients.remote(self._key) for lease in gang.values()]
             await together(*(self._sum_gradients(lease, parts) for lease in gang.values()))
-        norms = await together(
+        norms: list[float] = await together(
             *(lease.run(lease.resident.optim_step, self._key, rate, over) for lease in gang.values())
         )
         self._fleet.midway = False

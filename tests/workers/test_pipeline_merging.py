@@ -11,17 +11,15 @@ from tests.workers.local import (
     Cluster,
     Orders,
     ends,
-    of_kind,
     of_worker,
     offers,
     run,
     running,
     same_weights,
     texts,
-    the_node,
 )
 from workers.pipeline import Pipeline
-from workers.protocol import Ended, Merge, Offer, StepDone, SubStageKind
+from workers.protocol import Merge, Offer, SubStageKind
 
 TAIL = SubStageKind.TAIL
 RL = {
