@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from workers.engines.functions import gated_silu, rms_norm, rotate
+from workers.engines.functions import add_low_rank, gated_silu, rms_norm, rotate
 from workers.engines.weights import Layer, Weights
 from workers.models.config import ModelConfig
 
@@ -32,7 +32,7 @@ class Addition(Protocol):
     """What adapters add to the product of one stored matrix."""
 
     def added(self, y: Tensor, x: Tensor) -> Tensor:
-        """x [T, in], y [T, out] -> the sum, in y's type."""
+        """x [T, in], y [T, out] -> the sum, in y's type; ``y`` may be written over."""
         ...
 
 
@@ -49,10 +49,10 @@ class LowRank:
     mask: Tensor | None
 
     def added(self, y: Tensor, x: Tensor) -> Tensor:
-        h = x @ self.down.T
-        if self.mask is not None:
-            # Selected, not multiplied: another adapter's overflow must not reach this token as 0 * inf.
-            h = torch.where(self.mask, h, 0)
+        if self.mask is None:
+            return add_low_rank(y, x, self.down, self.up)
+        # Selected, not multiplied: another adapter's overflow must not reach this token as 0 * inf.
+        h = torch.where(self.mask, x @ self.down.T, 0)
         return torch.addmm(y, h, self.up.T)
 
 

@@ -96,9 +96,36 @@ class _GatedSilu(torch.autograd.Function):
         gate, up = gate_up.chunk(2, dim=-1)
         out = torch.empty_like(gate_up)
         grad_gate, grad_up = out.chunk(2, dim=-1)
-        grad_gate.copy_(torch.ops.aten.silu_backward(grad * up, gate))
+        torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=grad_gate)
         torch.mul(grad, functional.silu(gate), out=grad_up)
         return out
+
+
+def add_low_rank(y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
+    """``y + (x @ down.T) @ up.T``, written over ``y``, which must be a product just made: a sum of its own
+    would write and read every output of a matrix once more.
+    """
+    if not torch.is_grad_enabled():
+        return y.addmm_(x @ down.T, up.T)
+    added: Tensor = _AddLowRank.apply(y, x, down, up)
+    return added
+
+
+class _AddLowRank(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Context, y: Tensor, x: Tensor, down: Tensor, up: Tensor) -> Tensor:
+        h = x @ down.T
+        ctx.save_for_backward(x, down, up, h)
+        ctx.mark_dirty(y)
+        return y.addmm_(h, up.T)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, down, up, h = ctx.saved_tensors
+        grad_h = grad @ up
+        grad_x = grad_h @ down if ctx.needs_input_grad[1] else None
+        # Transposed: the tall factor is read along its rows.
+        return grad, grad_x, grad_h.T @ x, (h.T @ grad).T
 
 
 def spread(x: Tensor, pad: Tensor, flat: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from workers.models.limits import LOGIT_ROWS
 
+#: Positions whose fp32 logits are in cache at once.
 SLICE = 8
 
 
@@ -77,10 +78,9 @@ def _softmax_in_place(
         total = mass.sum(dim=1, keepdim=True)
         log_total = total.log().squeeze(1)
         logprobs[part] = scaled.gather(1, targets[part].unsqueeze(1)).squeeze(1) - log_total
-        mass.div_(total)
-        logits[part] = mass
-        # A logit of -inf has probability 0 and adds nothing.
-        entropies[part] = log_total - scaled.mul_(mass).nan_to_num_(0.0).sum(dim=1)
+        torch.div(mass, total, out=logits[part])
+        expected = torch.bmm(mass.unsqueeze(1), scaled.unsqueeze(2)).view(-1) / total.squeeze(1)
+        entropies[part] = log_total - expected
 
 
 def chosen_logprobs(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,8 +45,7 @@ class PackedBatch:
         prompts, prompt_length = self.prompt_pad_PL.shape
         streams = 2 * 4 * config.hidden + itemsize * (2 * config.hidden + 3 * config.intermediate)
         projections = itemsize * 3 * config.head_dim * (config.heads + 2 * config.kv_heads)
-        # Softmax in fp32 and its rounded copy.
-        scores = (rows * row_length * keys + prompts * prompt_length**2) * config.heads * (4 + itemsize)
+        scores = (rows * row_length * keys + prompts * prompt_length**2) * config.heads * itemsize
         return config.layers * (tokens * (streams + projections) + scores)
 
 
@@ -170,22 +170,60 @@ def _flash(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, c
 
 
 def _math(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
-    """Softmax in fp32. Query heads that share a key head lie along the query length: no key is repeated."""
+    if not torch.is_grad_enabled():
+        return _attended(queries, keys, values, visible)[0]
+    mixed: Tensor = _Attention.apply(queries, keys, values, visible)
+    return mixed
+
+
+def _attended(
+    queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Softmax in fp32; also the grouped queries and the weights, [N, K, shared * Lq, D and Lk]."""
     rows, length, heads, size = queries.shape
     kv_heads = keys.shape[2]
-    shared = heads // kv_heads
-    q = (
-        queries.view(rows, length, kv_heads, shared, size)
-        .permute(0, 2, 3, 1, 4)
-        .reshape(rows, kv_heads, -1, size)
-    )
-    scores = torch.matmul(q, keys.permute(0, 2, 3, 1)).float() * size**-0.5
-    scores = scores.view(rows, kv_heads, shared, length, -1)
-    scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
-    weights = scores.softmax(-1).to(values.dtype).view(rows, kv_heads, shared * length, -1)
-    mixed = torch.matmul(weights, values.transpose(1, 2))
-    return (
-        mixed.view(rows, kv_heads, shared, length, size)
-        .permute(0, 3, 1, 2, 4)
-        .reshape(rows, length, heads, size)
-    )
+    q = _grouped(queries, kv_heads)
+    split = rows, kv_heads, heads // kv_heads, length, keys.shape[1]
+    scores = torch.matmul(q, keys.permute(0, 2, 3, 1)).view(split)
+    hidden = torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, float("-inf"))
+    # One pass scales in fp32 and masks.
+    scores = torch.add(hidden[:, None, None], scores, alpha=size**-0.5)
+    weights = scores.softmax(-1).to(values.dtype).flatten(2, 3)
+    return _ungrouped(torch.matmul(weights, values.transpose(1, 2)), heads), q, weights
+
+
+def _grouped(x: Tensor, kv_heads: int) -> Tensor:
+    """[N, L, H, D] -> [N, K, shared * L, D]: query heads that share a key head lie along the query length, so
+    that no key is repeated.
+    """
+    rows, length, heads, size = x.shape
+    split = x.view(rows, length, kv_heads, heads // kv_heads, size)
+    return split.permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, size)
+
+
+def _ungrouped(x: Tensor, heads: int) -> Tensor:
+    rows, kv_heads, _, size = x.shape
+    split = x.view(rows, kv_heads, heads // kv_heads, -1, size)
+    return split.permute(0, 3, 1, 2, 4).reshape(rows, -1, heads, size)
+
+
+class _Attention(torch.autograd.Function):
+    """Keeps the rounded weights only, and computes no score again in fp32 on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
+        mixed, q, weights = _attended(queries, keys, values, visible)
+        ctx.save_for_backward(q, keys, values, weights)
+        return mixed
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        q, keys, values, weights = ctx.saved_tensors
+        scale, heads = q.shape[3] ** -0.5, grad.shape[2]
+        grad = _grouped(grad, keys.shape[2])
+        grad_values = torch.matmul(weights.transpose(2, 3), grad).transpose(1, 2)
+        scores = torch.matmul(grad, values.permute(0, 2, 3, 1))
+        scores = torch.ops.aten._softmax_backward_data(scores, weights, -1, weights.dtype)
+        grad_queries = torch.matmul(scores, keys.transpose(1, 2)).mul_(scale)
+        grad_keys = torch.matmul(scores.transpose(2, 3), q).mul_(scale).transpose(1, 2)
+        return _ungrouped(grad_queries, heads), grad_keys, grad_values, None

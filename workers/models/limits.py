@@ -8,8 +8,8 @@ KV_TOKENS = 65_536
 KV_ROUND = 32
 #: What a trainer keeps of a micro-batch for its way back; of a larger one it computes blocks again.
 ACTIVATION_BYTES = 2 << 30
-#: Positions whose logits are in memory at once.
-LOGIT_ROWS = 64
+#: Positions whose logits are in memory at once. Products of fewer rows spend their time on reading the head.
+LOGIT_ROWS = 128
 
 
 def longest_sequence(context: int, kv_tokens: int = KV_TOKENS) -> int:

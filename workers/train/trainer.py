@@ -119,17 +119,24 @@ class TorchTrainer:
             return Sums()
         if run.spec.loss.kl_beta > 0 and micro.reference_logprobs is None:
             raise ValueError("a KL penalty needs reference log-probs in the batch")
-        # Advantages of zero have a gradient of exactly zero: measure only.
-        teaches = run.spec.loss.kl_beta > 0 or any(micro.advantages)
-        with torch.set_grad_enabled(teaches):
-            weights, adapters = run.parameters.compute(self._base)
-            logprobs, entropy = _forward(weights, adapters, micro, run.spec.sampling.temperature, self._keep)
-            loss, sums = _loss(run.spec, micro, logprobs, entropy)
+        teaching = _teaching(run.spec, micro)
+        with torch.no_grad():
+            _, measured = self._summed(run_key, micro.of_groups(set(micro.groups) - teaching))
+        loss, taught = self._summed(run_key, micro.of_groups(teaching))
+        if loss is not None:
+            loss.backward()
+        return measured + taught
+
+    def _summed(self, run_key: str, micro: Batch) -> tuple[Tensor | None, Sums]:
+        if not len(micro):
+            return None, Sums()
+        run = self._run(run_key)
+        weights, adapters = run.parameters.compute(self._base)
+        logprobs, entropy = _forward(weights, adapters, micro, run.spec.sampling.temperature, self._keep)
+        loss, sums = _loss(run.spec, micro, logprobs, entropy)
         if not bool(torch.isfinite(loss)):
             raise NotFinite(run_key, f"the loss is {float(loss.detach())}")
-        if teaches:
-            loss.backward()
-        return sums
+        return loss, sums
 
     def gradients(self, run_key: str) -> dict[str, Tensor]:
         """Accumulated gradients by parameter; the sum over workers is the update's."""
@@ -204,6 +211,15 @@ def _optimizer(spec: RLConfig, parameters: Parameters) -> torch.optim.AdamW:
         eps=spec.optimizer.eps,
         fused=True,
     )
+
+
+def _teaching(spec: RLConfig, micro: Batch) -> set[int]:
+    """The groups that have a gradient: where no sample did better than another it is exactly zero, and half
+    the work is enough to measure them.
+    """
+    penalized = spec.loss.kl_beta > 0
+    pairs = zip(micro.groups, micro.advantages, strict=True)
+    return {group for group, advantage in pairs if penalized or advantage}
 
 
 def _forward(

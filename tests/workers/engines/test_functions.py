@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from workers.engines.functions import collect, gated_silu, rms_norm, rotate, spread
+from workers.engines.functions import add_low_rank, collect, gated_silu, rms_norm, rotate, spread
 from workers.engines.logprobs import chosen_logprobs
-from workers.engines.packed import pack
+from workers.engines.packed import masked, pack
 
 
 def gradients(y: Tensor, *inputs: Tensor) -> list[Tensor]:
@@ -52,6 +52,35 @@ def test_gated_silu() -> None:
     theirs = functional.silu(x[:, :6]) * x[:, 6:]
     torch.testing.assert_close(gated_silu(x), theirs)
     assert_same(gradients(gated_silu(x), x), gradients(theirs, x))
+
+
+def test_add_low_rank() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, down, up = (
+        torch.randn(*shape, generator=generator, requires_grad=True) for shape in ((5, 8), (3, 8), (6, 3))
+    )
+    weight = torch.randn(6, 8, generator=generator)
+    ours = add_low_rank(x @ weight.T, x, down, up)
+    theirs = x @ weight.T + x @ down.T @ up.T
+    torch.testing.assert_close(ours, theirs)
+    assert_same(gradients(ours, x, down, up), gradients(theirs, x, down, up))
+    with torch.no_grad():
+        torch.testing.assert_close(add_low_rank(x @ weight.T, x, down, up), theirs)
+
+
+def test_attention_with_shared_key_heads() -> None:
+    generator = torch.Generator().manual_seed(0)
+    queries = torch.randn(2, 3, 6, 8, generator=generator, requires_grad=True)
+    keys, values = (torch.randn(2, 5, 2, 8, generator=generator, requires_grad=True) for _ in range(2))
+    visible = torch.tensor([[[1, 0, 1, 0, 0], [1, 0, 1, 1, 0], [1, 0, 1, 1, 1]]], dtype=torch.bool)
+    visible = visible.expand(2, 3, 5)
+    ours = masked(queries, keys, values, visible)
+    per_head = (tensor.repeat_interleave(3, dim=2).transpose(1, 2) for tensor in (keys, values))
+    theirs = functional.scaled_dot_product_attention(
+        queries.transpose(1, 2), *per_head, attn_mask=visible.unsqueeze(1)
+    ).transpose(1, 2)
+    torch.testing.assert_close(ours, theirs)
+    assert_same(gradients(ours, queries, keys, values), gradients(theirs, queries, keys, values))
 
 
 def test_spread_and_collect() -> None:

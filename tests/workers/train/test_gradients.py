@@ -142,6 +142,17 @@ def test_groups_without_advantage_teach_nothing_and_are_measured(tiny: Weights) 
     assert all(not tensor.any() for tensor in trainer.gradients("run").values())
 
 
+def test_a_group_without_advantage_adds_no_gradient_and_is_measured_beside_others(tiny: Weights) -> None:
+    batch = rollout(tiny, None, 1.0)
+    some = Batch(**vars(batch) | {"advantages": [*batch.advantages[:4], *[0.0] * 4, *batch.advantages[8:]]})
+    beside, alone, measured = (opened(tiny, config()) for _ in range(3))
+    sums = train(beside, some, 12)
+    assert sums == train(alone, some.of_groups({0, 2}), 12) + train(measured, some.of_groups({1}), 12)
+    ours, theirs = gradients(beside), gradients(alone)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert sums.tokens == denominator(batch, MAX_TOKENS).tokens
+
+
 def test_samples_left_out_change_nothing(tiny: Weights) -> None:
     batch = rollout(tiny, None, 1.0)
     changed = Batch(
