@@ -1,84 +1,128 @@
-"""KV cache: one rectangle of rows x tokens per run.
+"""KV cache: rectangles of rows x tokens, one per size, for the sequences of all runs.
 
-A run's sequences are alike in length, and different runs need not be: a rectangle per run wastes little and
-lets attention read plain slices. Running sequences always fill the first rows; a row that ends is overwritten
-by the last one. One token of cache takes 2 x layers x kv_heads x head_dim numbers.
+Sequences that may grow about equally long share a rectangle, so that attention of all runs is a few large
+products over plain slices. Rows in use always come first: when a row's sequence leaves, the last row takes
+its place. Rows that nobody uses are zero, for a masked place still enters as 0 x value, which what a diverged
+run has left could turn into NaN. One token of cache takes 2 x layers x kv_heads x head_dim numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from workers.engines.decoder import Attend
-from workers.engines.functions import collect, spread
-from workers.engines.packed import PackedBatch, masked, packed_attention, padding
 from workers.models.config import ModelConfig
 from workers.models.limits import KV_ROUND
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The cache of one sequence out of its pool: ``keys[layer]`` and ``values[layer]`` are [K, tokens, D]."""
+    """The cache of one sequence out of its pool: per layer keys [K, D, tokens] and values [K, tokens, D]."""
 
     tokens: tuple[int, ...]  # whose keys and values these are, the prompt's first
     keys: list[Tensor]
     values: list[Tensor]
 
 
-class Pool:
-    """``keys[layer]`` and ``values[layer]`` are [rows, K, length, D]."""
+@dataclass(eq=False)
+class Seat:
+    """A row of a pool; ``index`` changes when another row leaves."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-        self._config = config
+    pool: Pool
+    index: int
+
+    def take(self, tokens: tuple[int, ...]) -> Kept:
+        """A copy of the first places, which hold ``tokens``."""
+        keys = [keys[self.index, :, :, : len(tokens)].clone() for keys in self.pool.keys]
+        values = [values[self.index, :, : len(tokens)].clone() for values in self.pool.values]
+        return Kept(tokens, keys, values)
+
+    def put(self, kept: Kept) -> None:
+        count = len(kept.tokens)
+        for layer, (keys, values) in enumerate(zip(kept.keys, kept.values, strict=True)):
+            self.pool.keys[layer][self.index, :, :, :count] = keys
+            self.pool.values[layer][self.index, :, :count] = values
+
+    def leave(self) -> None:
+        self.pool.leave(self)
+
+
+class Pool:
+    """``keys[layer]`` [rows, K, D, length], as the product with queries reads them, and ``values[layer]``
+    [rows, K, length, D].
+    """
+
+    def __init__(self, config: ModelConfig, length: int, dtype: torch.dtype, device: torch.device) -> None:
         self.rows = 0
-        self.length = 0
-        shape = (0, config.kv_heads, 0, config.head_dim)
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.layers)]
+        self.length = length
+        self.seats: list[Seat] = []
+        heads, size = config.kv_heads, config.head_dim
+        kind = {"dtype": dtype, "device": device}
+        self.keys = [torch.zeros(0, heads, size, length, **kind) for _ in range(config.layers)]
+        self.values = [torch.zeros(0, heads, length, size, **kind) for _ in range(config.layers)]
 
     @property
     def tokens(self) -> int:
-        return self.rows * self.length
+        """Of the rows there are, or will be once ``settle`` has made them for those who sit."""
+        return max(self.rows, len(self.seats)) * self.length
 
-    def resize(self, rows: int, length: int, used: int) -> None:
-        """Room for ``rows`` of ``length``, the first ``used`` rows kept; layer by layer, so that little is
-        held twice.
+    @property
+    def growth(self) -> int:
+        """Tokens that one more seat takes."""
+        return self.length if len(self.seats) >= self.rows else 0
+
+    def sit(self) -> Seat:
+        """A seat; its row exists after ``settle``."""
+        self.seats.append(Seat(self, len(self.seats)))
+        return self.seats[-1]
+
+    def settle(self, spare_tokens: int) -> None:
+        """Make the rows for those who sit; half as many again as there were, if ``spare_tokens`` more may be
+        taken: sequences that join one by one must not copy the pool each.
         """
-        kept = min(length, self.length)
+        used = len(self.seats)
+        if used > self.rows:
+            self._resize(max(used, min(self.rows * 3 // 2, used + spare_tokens // self.length)))
+
+    def trim(self) -> None:
+        """Give back the rows that nobody uses."""
+        if self.rows > len(self.seats):
+            self._resize(len(self.seats))
+
+    def leave(self, seat: Seat) -> None:
+        last = self.seats.pop()
+        if not self.seats:
+            self._resize(0)
+            return
+        for tensor in self._tensors():
+            if last.index < self.rows:
+                if last is not seat:
+                    tensor[seat.index] = tensor[last.index]
+                tensor[last.index] = 0
+        if last is not seat:
+            last.index = seat.index
+            self.seats[seat.index] = last
+
+    def write(self, layer: int, rows: Tensor, places: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Keys and values [T, K, D] of the tokens at ``places`` of ``rows``."""
+        self.keys[layer][rows, :, :, places] = keys
+        self.values[layer][rows, :, places] = values
+
+    def _tensors(self) -> Iterator[Tensor]:
+        yield from self.keys
+        yield from self.values
+
+    def _resize(self, rows: int) -> None:
+        """Layer by layer, so that little is held twice."""
+        kept = min(rows, self.rows)
         for tensors in (self.keys, self.values):
             for index, old in enumerate(tensors):
-                # Zeros, not empty: a masked place still enters as 0 x value, which garbage could turn into
-                # NaN.
-                new = old.new_zeros(rows, old.shape[1], length, old.shape[3])
-                new[:used, :, :kept] = old[:used, :, :kept]
-                tensors[index] = new
-        self.rows, self.length = rows, length
-
-    def emptied(self) -> Pool:
-        return Pool(self._config, self.keys[0].dtype, self.keys[0].device)
-
-    def move(self, source: int, target: int) -> None:
-        for tensors in (self.keys, self.values):
-            for tensor in tensors:
-                tensor[target] = tensor[source]
-
-    def take(self, row: int, tokens: tuple[int, ...]) -> Kept:
-        """A copy of the row's first places, which hold ``tokens``."""
-        keys, values = (
-            [tensor[row, :, : len(tokens)].clone() for tensor in tensors]
-            for tensors in (self.keys, self.values)
-        )
-        return Kept(tokens, keys, values)
-
-    def put(self, row: int, kept: Kept) -> None:
-        for tensors, sources in ((self.keys, kept.keys), (self.values, kept.values)):
-            for tensor, source in zip(tensors, sources, strict=True):
-                tensor[row, :, : source.shape[1]] = source
+                tensors[index] = old.new_zeros(rows, *old.shape[1:])
+                tensors[index][:kept] = old[:kept]
+        self.rows = rows
 
 
 def bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
@@ -89,91 +133,12 @@ def rounded(length: int) -> int:
     return -(-length // KV_ROUND) * KV_ROUND
 
 
-def prefill_attention(batch: PackedBatch, pool: Pool, source: Tensor, rows: Tensor, places: Tensor) -> Attend:
-    """Packed attention; also caches flat token ``source[i]`` at place ``places[i]`` of row ``rows[i]``."""
-    inner = packed_attention(batch)
+def size_of(longest: int, limit: int) -> int:
+    """The length of the pool for a sequence that may take ``longest`` tokens, itself at most ``limit``.
 
-    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        pool.keys[layer][rows, :, places] = keys[source]
-        pool.values[layer][rows, :, places] = values[source]
-        return inner(layer, queries, keys, values)
-
-    return attend
-
-
-@dataclass(frozen=True)
-class Fed:
-    """Which tokens the first rows of a pool are fed in one step.
-
-    Flat, the last token of every row comes first, then the other tokens of rows that are fed several.
+    1, 2, 3, 4, 6, 8, 12, 16, … times the smallest: few sizes, each at most half too long.
     """
-
-    pool: Pool
-    last: list[int]  # place of each row's last token
-    firsts: list[tuple[int, range]]  # (row, places of its other tokens)
-
-    @property
-    def tokens(self) -> int:
-        return len(self.last) + sum(len(places) for _, places in self.firsts)
-
-
-def step_attention(parts: Sequence[Fed], device: torch.device) -> Attend:
-    """Attention over what is cached and what is fed, which it caches; the parts' tokens in order."""
-    prepared = []
-    start = 0
-    for fed in parts:
-        prepared.append((slice(start, start + fed.tokens), _fed_attention(fed, device)))
-        start += fed.tokens
-
-    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        mixed = [inner(layer, queries[part], keys[part], values[part]) for part, inner in prepared]
-        return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
-
-    return attend
-
-
-def _fed_attention(fed: Fed, device: torch.device) -> Attend:
-    pool, count = fed.pool, len(fed.last)
-    rows = list(range(count)) + [row for row, places in fed.firsts for _ in places]
-    places = fed.last + [place for _, several in fed.firsts for place in several]
-    rows_T, places_T = torch.tensor(rows, device=device), torch.tensor(places, device=device)
-    length = max(places) + 1
-    visible = torch.arange(length, device=device) <= places_T[:count].view(-1, 1, 1, 1)
-    of_firsts = _firsts_attention(fed, length, device) if fed.firsts else None
-
-    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        (heads, size), kv_heads = queries.shape[1:], keys.shape[1]
-        pool.keys[layer][rows_T, :, places_T] = keys
-        pool.values[layer][rows_T, :, places_T] = values
-        # The query heads that share a key head are the query length.
-        mixed = functional.scaled_dot_product_attention(
-            queries[:count].view(count, kv_heads, heads // kv_heads, size),
-            pool.keys[layer][:count, :, :length],
-            pool.values[layer][:count, :, :length],
-            attn_mask=visible,
-        ).reshape(count, heads, size)
-        if of_firsts is None:
-            return mixed
-        return torch.cat([mixed, of_firsts(layer, queries[count:])])
-
-    return attend
-
-
-def _firsts_attention(fed: Fed, length: int, device: torch.device) -> Callable[[int, Tensor], Tensor]:
-    """Over a copy of the rows that are fed several tokens: they are few, and seldom."""
-    rows = torch.tensor([row for row, _ in fed.firsts], device=device)
-    pad, flat = (
-        tensor.to(device) for tensor in padding(torch.tensor([len(places) for _, places in fed.firsts]), 0)
-    )
-    starts = torch.tensor([places.start for _, places in fed.firsts], device=device)
-    own = starts.unsqueeze(1) + torch.arange(pad.shape[1], device=device)
-    visible = torch.arange(length, device=device) <= own.unsqueeze(2)  # [rows, fed, length]
-
-    def attend(layer: int, queries: Tensor) -> Tensor:
-        keys, values = (
-            tensors[layer][:, :, :length].index_select(0, rows).transpose(1, 2)
-            for tensors in (fed.pool.keys, fed.pool.values)
-        )
-        return collect(masked(spread(queries, pad, flat), keys, values, visible), flat)
-
-    return attend
+    units = -(-longest // KV_ROUND)
+    power = 1 << (units - 1).bit_length()  # the next power of two
+    size = power * 3 // 4 if units <= power * 3 // 4 else power
+    return min(size * KV_ROUND, limit // KV_ROUND * KV_ROUND)

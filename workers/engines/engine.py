@@ -27,7 +27,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from workers.engines.cache import Pool, prefill_attention, step_attention
+from workers.engines.attention import Cell, prefill_attention, step_attention
+from workers.engines.cache import Seat
 from workers.engines.decoder import Adapters, Addition, head_logits, hidden_states
 from workers.engines.errors import NotFinite
 from workers.engines.lora import check, join, side_by_side
@@ -56,7 +57,14 @@ class TorchEngine:
         self._weights = blocked(weights)
         self._tokenizer = tokenizer
         self._runs: dict[str, Run] = {}
-        self._room = Room(self._runs, max_batch, kv_tokens)
+        self._room = Room(
+            self._runs,
+            weights.config,
+            weights.dtype,
+            weights.device,
+            max_batch=max_batch,
+            kv_tokens=kv_tokens,
+        )
         self._additions: tuple[object, Sequence[Mapping[str, Addition]] | None] | None = None
         self._stack: Stack | None = None
 
@@ -95,15 +103,15 @@ class TorchEngine:
 
     def drop_adapter(self, run_key: str) -> None:
         """Close the run; its sequences are cancelled. Closing an unknown run does nothing."""
-        self._runs.pop(run_key, None)
+        if run_key in self._runs:
+            self.drop(run_key)
+            del self._runs[run_key]
         self._additions = None
 
     def _set(self, run_key: str, version: int, adapter: Adapters | None) -> None:
         run = self._runs.get(run_key)
         if run is None:
-            weights = self._weights
-            pool = Pool(weights.config, weights.dtype, weights.device)
-            self._runs[run_key] = Run(run_key, version, adapter, pool)
+            self._runs[run_key] = Run(run_key, version, adapter)
         else:
             run.version, run.adapter = version, adapter
         self._additions = None
@@ -146,9 +154,7 @@ class TorchEngine:
         """
         run = self._run(run_key)
         leaving = [row for row in run.rows() if keys is None or row.key in keys]
-        for index in range(len(run.running) - 1, -1, -1):
-            if keys is None or run.running[index].key in keys:
-                run.leave(index)
+        run.leave([row for row in leaving if row.seat is not None])
         run.waiting = deque(row for row in run.waiting if row not in leaving)
         for row in leaving:
             run.kept.pop(row.key, None)
@@ -158,14 +164,14 @@ class TorchEngine:
         """Drop the caches kept for sequences that may go on; they are then computed again."""
         self._run(run_key).kept.clear()
 
+    @torch.inference_mode()
     def drop(self, run_key: str) -> None:
         """Cancel the run's sequences; the run stays open."""
         run = self._run(run_key)
         run.waiting.clear()
-        run.running.clear()
+        run.leave(list(run.running))
         run.finished.clear()
         run.kept.clear()
-        run.pool = run.pool.emptied()
 
     def counts(self, run_key: str) -> tuple[int, int]:
         """(running, waiting)."""
@@ -248,31 +254,29 @@ class TorchEngine:
         """
         kept, rows = self._room.admit(run, max_tokens)
         if rows:
-            first = len(run.running) - len(rows)
             try:
-                self._compute_prompts(run, rows, first, progress)
+                self._compute_prompts(run, rows, progress)
             except BaseException:
                 # Out of memory, or interrupted: what was not computed waits again.
-                if len(run.running) == first + len(rows):
-                    del run.running[first:]
+                if rows[0].seat is not None:
+                    run.leave(rows)
                     run.waiting.extendleft(reversed(rows))
                 raise
         return bool(kept or rows)
 
-    def _compute_prompts(self, run: Run, rows: Sequence[Row], first: int, progress: Progress) -> None:
+    def _compute_prompts(self, run: Run, rows: Sequence[Row], progress: Progress) -> None:
         prompts: dict[tuple[int, ...], int] = {}
         for row in rows:
             prompts.setdefault(row.sequence.request.prompt, len(prompts))
         replays = [(prompts[row.sequence.request.prompt], row.sequence.tokens) for row in rows]
         device = self._weights.device
         batch = pack(list(prompts), replays, device)
-        ends, cells = _cache_cells(list(prompts), replays, first)
-        source, targets, places = (torch.tensor(column, device=device) for column in zip(*cells, strict=True))
+        ends, cells = _cache_cells(list(prompts), replays, [row.held for row in rows])
         hidden = hidden_states(
             self._weights,
             batch.tokens_T,
             batch.positions_T,
-            prefill_attention(batch, run.pool, source, targets, places),
+            prefill_attention(batch, cells),
             run.adapter,
         )
         progress.forwards += 1
@@ -291,20 +295,21 @@ class TorchEngine:
             self._weights,
             torch.tensor(step.tokens, device=device),
             torch.tensor(step.places, device=device),
-            step_attention(step.parts, device),
-            self._adapters(runs, [part.tokens for part in step.parts]),
+            step_attention(step.fed, device),
+            self._adapters(runs, step.counts),
         )
         progress.forwards += 1
-        if len(step.ready) < len(step.tokens):
-            indexes = [index for index, _, _ in step.ready]
+        ready = step.ready
+        if len(ready) < len(step.tokens):
+            indexes = [index for index, _, _ in ready]
             hidden = hidden[torch.tensor(indexes, dtype=torch.int64, device=device)]
-        ready = [(run, row) for _, run, row in step.ready]
-        drawn = self._draw(ready, hidden)
-        for run, row, count in step.fed:
+        sampling = [(run, row) for _, run, row in ready]
+        drawn = self._draw(sampling, hidden)
+        for (run, row), one in zip(step.rows, step.fed, strict=True):
             # The token that a row is fed to sample from counts as the one it samples.
-            progress.computed(run.key, count - (count == row.missing))
-            row.cached += count
-        self._settle(ready, drawn, progress)
+            progress.computed(run.key, len(one.places) - (len(one.places) == row.missing))
+            row.cached += len(one.places)
+        self._settle(sampling, drawn, progress)
 
     def _adapters(
         self, runs: Sequence[Run], counts: Sequence[int]
@@ -367,32 +372,29 @@ class TorchEngine:
             self._retire(run)
 
     def _retire(self, run: Run) -> None:
-        run.finished += [row.sequence for row in run.running if row.sequence.finish is not None]
-        for index in range(len(run.running) - 1, -1, -1):
-            sequence = run.running[index].sequence
-            if sequence.finish is not None:
-                if sequence.request.keep and sequence.left:
-                    self._room.keep(run, index)
-                run.leave(index)
+        over = [row for row in run.running if row.sequence.finish is not None]
+        run.finished += [row.sequence for row in over]
+        for row in over:
+            if row.sequence.request.keep and row.sequence.left:
+                run.kept[row.key] = row.keep()
+        run.leave(over)
         self._room.fit()
 
 
 def _cache_cells(
-    prompts: Sequence[tuple[int, ...]], replays: Sequence[tuple[int, Sequence[int]]], first: int
-) -> tuple[list[int], list[tuple[int, int, int]]]:
-    """For sequences in rows ``first``, ``first + 1``, …: the flat index of each one's last token, and for
-    every
-    token it has (flat index, row, place)."""
+    prompts: Sequence[tuple[int, ...]], replays: Sequence[tuple[int, Sequence[int]]], seats: Sequence[Seat]
+) -> tuple[list[int], list[Cell]]:
+    """For sequences in ``seats``: the flat index of each one's last token, and where all its tokens go."""
     starts = [0]
     for prompt in prompts:
         starts.append(starts[-1] + len(prompt))
     cursor = starts[-1]
     ends: list[int] = []
-    cells: list[tuple[int, int, int]] = []
-    for row, (prompt, tokens) in enumerate(replays, start=first):
+    cells: list[Cell] = []
+    for seat, (prompt, tokens) in zip(seats, replays, strict=True):
         length = len(prompts[prompt])
-        cells.extend((starts[prompt] + place, row, place) for place in range(length))
-        cells.extend((cursor + place, row, length + place) for place in range(len(tokens)))
+        cells.extend(Cell(starts[prompt] + place, seat, place) for place in range(length))
+        cells.extend(Cell(cursor + place, seat, length + place) for place in range(len(tokens)))
         cursor += len(tokens)
         ends.append(cursor - 1 if tokens else starts[prompt] + length - 1)
     return ends, cells

@@ -9,22 +9,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workers.engines.cache import rounded
+import torch
+
+from workers.engines.cache import Pool, Seat, size_of
 from workers.engines.packed import PaddedArea
 from workers.engines.rows import Row, Run
+from workers.models.config import ModelConfig
 
 
 class Room:
-    def __init__(self, runs: Mapping[str, Run], max_batch: int, kv_tokens: int) -> None:
+    def __init__(
+        self,
+        runs: Mapping[str, Run],
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        max_batch: int,
+        kv_tokens: int,
+    ) -> None:
         """``runs`` is looked at, not copied."""
         self._runs = runs
+        self._make = (config, dtype, device)
         self._max_batch = max_batch
+        self._pools: dict[int, Pool] = {}
         self.kv_tokens = kv_tokens
 
     @property
     def held(self) -> int:
         """Tokens of KV cache held now."""
-        return sum(run.pool.tokens + _kept(run) for run in self._runs.values())
+        kept = sum(len(cache.tokens) for run in self._runs.values() for cache in run.kept.values())
+        return kept + sum(pool.tokens for pool in self._pools.values())
 
     def admit(self, run: Run, max_tokens: int) -> tuple[list[Row], list[Row]]:
         """Move waiting sequences, oldest first, to the run's rows: (those that go on from a kept cache, those
@@ -33,97 +48,79 @@ class Room:
         The latter fit one pass of ``max_tokens``, padding included, or are one sequence.
         """
         free = self._max_batch - sum(len(other.running) for other in self._runs.values())
-        length = max((rounded(row.sequence.longest) for row in run.running), default=0)
         kept: list[Row] = []
         fresh: list[Row] = []
         area = PaddedArea()
         for row in list(run.waiting)[: max(0, free)]:
-            length_with = max(length, rounded(row.sequence.longest))
-            count = len(run.running) + len(kept) + len(fresh) + 1
-            if not self._make_room(run, count * length_with, [*kept, row]):
+            seat = self._seat(run, row, kept)
+            if seat is None:
                 break
             if row.key in run.kept:
                 kept.append(row)
             else:
                 area_with = area.plus(row.sequence.request.prompt, len(row.sequence.tokens))
                 if fresh and area_with.tokens > max_tokens:
+                    seat.leave()
                     break
                 fresh.append(row)
                 area = area_with
-            length = length_with
-        self._seat(run, kept, fresh, length)
+            row.seat = seat
+        try:
+            self._settle()
+        except BaseException:
+            for row in (*kept, *fresh):
+                row.stand()
+            raise
+        for row in kept:
+            row.go_on(run.kept.pop(row.key))
+        run.running += [*kept, *fresh]
+        for row in (*kept, *fresh):
+            run.waiting.remove(row)
         return kept, fresh
 
-    def keep(self, run: Run, index: int) -> None:
-        """Hold the cache of a running row that ends its turn."""
-        row = run.running[index]
-        context = (*row.sequence.request.prompt, *row.sequence.tokens)
-        run.kept[row.key] = run.pool.take(index, context[: row.cached])
-
     def fit(self) -> None:
-        """After ``keep``: give back what is above the limit."""
+        """After caches were kept: give back what is above the limit."""
         if self.held > self.kv_tokens:
-            for run in self._runs.values():
-                _trim(run)
+            for pool in self._pools.values():
+                pool.trim()
         while self.held > self.kv_tokens:
             self._drop_largest([])
 
-    def _seat(self, run: Run, kept: list[Row], fresh: list[Row], length: int) -> None:
-        taken = len(kept) + len(fresh)
-        if not taken:
-            return
-        first, count = len(run.running), len(run.running) + taken
-        found = [run.kept.pop(row.key) for row in kept]
-        free = self.kv_tokens - (self.held - run.pool.tokens)
-        if count > run.pool.rows or length > run.pool.length or run.pool.tokens > free:
-            # Half as many again, where they fit: sequences that join one by one must not copy the pool each.
-            spare = run.pool.rows * 3 // 2 if run.running else count
-            run.pool.resize(max(count, min(spare, free // length)), length, first)
-        for index, (row, cache) in enumerate(zip(kept, found, strict=True), start=first):
-            run.pool.put(index, cache)
-            row.cached = len(cache.tokens)
-        run.running += [*kept, *fresh]
-        for row in [*kept, *fresh]:
-            run.waiting.remove(row)
+    def _settle(self) -> None:
+        for pool in self._pools.values():
+            pool.settle(max(0, self.kv_tokens - self.held))
 
-    def _make_room(self, run: Run, needed: int, going_on: list[Row]) -> bool:
-        """Whether the run's pool may take ``needed`` tokens, with others trimmed as far as that helps.
+    def _seat(self, run: Run, row: Row, going_on: list[Row]) -> Seat | None:
+        """A seat for the row, with others trimmed as far as that helps; None when there is no room.
 
-        The kept caches of ``going_on`` move into the pool, so they are not counted, nor dropped.
+        The kept caches of the row and of ``going_on`` move into pools, so they are not counted, nor dropped.
         """
+        length = size_of(row.sequence.longest, self.kv_tokens)
+        if length not in self._pools:
+            self._pools[length] = Pool(self._make[0], length, *self._make[1:])
+        pool = self._pools[length]
+        spared = [run.kept[one.key].tokens for one in (*going_on, row) if one.key in run.kept]
+        moving = sum(map(len, spared))
 
-        def free() -> int:
-            moving = sum(len(run.kept[row.key].tokens) for row in going_on if row.key in run.kept)
-            return self.kv_tokens - (self.held - run.pool.tokens - moving)
+        def fits() -> bool:
+            return self.held - moving + pool.growth <= self.kv_tokens
 
-        if needed <= free():
-            return True
-        for other in self._runs.values():
-            if other is not run:
-                _trim(other)
-        spared = [run.kept[row.key] for row in going_on if row.key in run.kept]
-        while needed > free() and self._drop_largest([id(cache) for cache in spared]):
+        if not fits():
+            for other in self._pools.values():
+                other.trim()
+        while not fits() and self._drop_largest(spared):
             pass
-        return needed <= free()
+        return pool.sit() if fits() else None
 
-    def _drop_largest(self, spared: list[int]) -> bool:
+    def _drop_largest(self, spared: list[tuple[int, ...]]) -> bool:
         found = [
             (len(cache.tokens), run, key)
             for run in self._runs.values()
             for key, cache in run.kept.items()
-            if id(cache) not in spared
+            if not any(cache.tokens is tokens for tokens in spared)
         ]
         if not found:
             return False
         _, run, key = max(found, key=lambda entry: entry[0])
         del run.kept[key]
         return True
-
-
-def _kept(run: Run) -> int:
-    return sum(len(cache.tokens) for cache in run.kept.values())
-
-
-def _trim(run: Run) -> None:
-    if run.pool.rows > len(run.running):
-        run.pool.resize(len(run.running), run.pool.length, len(run.running))

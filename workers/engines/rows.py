@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
-from workers.engines.cache import Kept, Pool
+from workers.engines.cache import Kept, Seat
 from workers.engines.decoder import Adapters
 from workers.engines.sampling import stream_state
 from workers.engines.sequences import Rollout
@@ -20,7 +21,8 @@ class Row:
     sequence: Rollout
     stream: int
     stop: StopText | None
-    cached: int = 0  # tokens of its context whose keys and values the pool holds
+    seat: Seat | None = None  # while it runs
+    cached: int = 0  # tokens of its context whose keys and values the seat's row holds
 
     @classmethod
     def of(cls, sequence: Rollout, tokenizer: ChatTokenizer | None) -> Row:
@@ -36,6 +38,27 @@ class Row:
     def missing(self) -> int:
         """Tokens to compute before the next one can be sampled; 1 while a turn is decoded."""
         return self.sequence.context - self.cached
+
+    def go_on(self, kept: Kept) -> None:
+        """From a kept cache, in the seat it has been given."""
+        self.held.put(kept)
+        self.cached = len(kept.tokens)
+
+    def keep(self) -> Kept:
+        context = (*self.sequence.request.prompt, *self.sequence.tokens)
+        return self.held.take(context[: self.cached])
+
+    def stand(self) -> None:
+        """Leave the seat."""
+        self.held.leave()
+        self.seat = None
+        self.cached = 0
+
+    @property
+    def held(self) -> Seat:
+        if self.seat is None:
+            raise RuntimeError(f"sequence {self.key} does not run")
+        return self.seat
 
     def token(self, place: int) -> int:
         prompt = self.sequence.request.prompt
@@ -58,9 +81,8 @@ class Run:
     key: str
     version: int
     adapter: Adapters | None
-    pool: Pool
     waiting: deque[Row] = field(default_factory=deque)
-    running: list[Row] = field(default_factory=list)  # row i of the pool is running[i]
+    running: list[Row] = field(default_factory=list)
     finished: list[Rollout] = field(default_factory=list)  # not handed out yet
     kept: dict[Key, Kept] = field(default_factory=dict)  # of turns that ended, until they go on
 
@@ -75,11 +97,8 @@ class Run:
             if len(kept.tokens) >= len(context) or context[: len(kept.tokens)] != kept.tokens:
                 del self.kept[sequence.request.key]
 
-    def leave(self, index: int) -> None:
-        """Take a row out of the running ones; the last takes its place."""
-        last = self.running.pop()
-        if index < len(self.running):
-            self.pool.move(len(self.running), index)
-            self.running[index] = last
-        if not self.running:
-            self.pool = self.pool.emptied()
+    def leave(self, rows: Collection[Row]) -> None:
+        """Take running rows out."""
+        for row in rows:
+            row.stand()
+        self.running = [row for row in self.running if row.seat is not None]
