@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from workers import fleet, pipeline
+from workers.chain import rollout_part
 from workers.graders.pool import GraderPool
 from workers.pipeline import Pipeline
 from workers.protocol import (
@@ -211,6 +212,18 @@ async def run(
 def running(made: Pipeline, kind: SubStageKind) -> list[str]:
     """The nodes of that kind that are on a device now."""
     return [lease.node for lease in made._desk._open() if lease.offer.kind is kind and lease.on_device]
+
+
+def part_by_part(made: Pipeline, saturation: int = 4) -> Callable[[str, int], bool]:
+    """For ``Cluster.may_step``: no token before the pipeline has heard that its batch is in another part."""
+
+    def may_step(name: str, left: int) -> bool:
+        rolling = [lease.offer for lease in made._desk._open() if lease.on_device]
+        return all(
+            offer.part >= rollout_part(left, saturation) for offer in rolling if left < offer.sequences
+        )
+
+    return may_step
 
 
 def the_node(made: Pipeline, kind: SubStageKind, worker: int = 0) -> str:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.workers.local import STOP, attempt, device, ends, of_kind, offers, run, same_weights
+from tests.workers.local import STOP, attempt, device, ends, of_kind, offers, part_by_part, run, same_weights
 from workers.calls import Stuck
 from workers.failures import failure_of
 from workers.gathering import GraderFailed
@@ -40,13 +40,15 @@ def test_an_attempt_from_start_to_end(start, cluster):
     assert cluster.runs() == []
 
 
-def test_a_batch_above_saturation_decodes_and_then_tails(start):
+def test_a_batch_above_saturation_decodes_and_then_tails(start, cluster):
     """9 sequences on a device that is saturated by 4: decode until 3 are left, the rest is a tail."""
-    reports = asyncio.run(run(start("out", {"steps": 1})))
+    made = start("out", {"steps": 1, "sampling": {"max_tokens": 100, "stop": list("abcd")}})
+    cluster.may_step = part_by_part(made)
+    reports = asyncio.run(run(made))
     kinds = Counter(offer.kind for offer in offers(reports))
     assert kinds[SubStageKind.DECODE] == 1
     tails = [offer for offer in offers(reports) if offer.kind is SubStageKind.TAIL]
-    assert all(0 < offer.sequences < 4 for offer in tails)
+    assert tails and all(0 < offer.sequences < 4 for offer in tails)
 
 
 def test_log_probs_are_computed_only_where_they_are_used(start):

@@ -122,12 +122,12 @@ def test_while_all_think_the_device_is_free(start, cluster, monkeypatch):
     assert on_device and not any(on_device)
     rolled = [offer for offer in offers(reports) if offer.kind in (*ROLLING, SubStageKind.TOOL)]
     tools = [offer for offer in rolled if offer.kind is SubStageKind.TOOL]
-    assert len(tools) == 3
+    assert len(tools) >= 3
     assert {offer.part for offer in tools} == {5}
     asked = [report.body for report in reports if isinstance(report.body, Offer)]
     returned = [offer for offer in asked if offer.kind in ROLLING]
     assert returned[0].kind is SubStageKind.PREFILL
-    assert len(returned) == 3
+    assert len(returned) >= 3
     assert {offer.kind for offer in returned[1:]} <= {SubStageKind.DECODE, SubStageKind.TAIL}
     spans = {end.node: end for end in ends(reports)}
     assert spans.keys() == {offer.node for offer in offers(reports)}

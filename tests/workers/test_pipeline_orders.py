@@ -14,6 +14,7 @@ from tests.workers.local import (
     of_kind,
     of_worker,
     offers,
+    part_by_part,
     run,
     running,
     same_weights,
@@ -28,7 +29,7 @@ TWO = {"devices": 2, "prompts_per_step": 4, "sample_groups": 4}
 LONG = {"sampling": {"max_tokens": 150, "stop": list("abcd")}}
 
 
-def test_a_chain_of_rollouts_crosses_on_one_grant(start):
+def test_a_chain_of_rollouts_crosses_on_one_grant(start, cluster):
     """40 sequences on a device that 36 saturate: the parts of the chain, each where its batch begins."""
     rl = {
         "steps": 1,
@@ -36,7 +37,9 @@ def test_a_chain_of_rollouts_crosses_on_one_grant(start):
         "group_size": 10,
         "sampling": {"max_tokens": 150, "stop": list("abcd")},
     }
-    reports = asyncio.run(run(start("out", rl), place=lambda offer: device(saturation=36)))
+    made = start("out", rl)
+    cluster.may_step = part_by_part(made, saturation=36)
+    reports = asyncio.run(run(made, place=lambda offer: device(saturation=36)))
     rolled = [offer for offer in offers(reports) if offer.kind in ("prefill", "decode", "tail")]
     assert [offer.part for offer in rolled] == [0, 1, 2, 3, 4]
     assert sum(isinstance(report.body, Offer) and report.body in rolled for report in reports) == 1
