@@ -124,12 +124,11 @@ class Daemon:
     def _tick(self, stimulus: str, touch: Touch) -> tuple[list[Order], Touch, Alarm | None]:
         """One decision: what is to be done, what must be decided again, and when the next is due."""
         now = datetime.now(UTC)
-        stopping: list[Attempt] = []
         if touch.everything:
             self._lore.refresh()
-            stopping = stopping_leave(now)
+        stopping = stopping_leave(now)
         queue = touch.everything or touch.admission or not multiplexes(self._policy)
-        world = observe(now, lore=self._lore, queue=queue)
+        world = observe(now, lore=self._lore, queue=queue, stopping={attempt.pk for attempt in stopping})
         decision = decide(world, self._policy, touch)
         orders, again = commit(decision, self._lore, stimulus=stimulus, now=now)
         return [*map(stop_order, stopping), *orders], again, next_alarm(now)

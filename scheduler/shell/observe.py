@@ -7,7 +7,7 @@ said so yet; an attempt that stops keeps its memory and offers nothing.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -15,7 +15,6 @@ from django.db import transaction
 from django.db.models import F, Sum
 
 from backend.jobs.models import Attempt, Job
-from backend.jobs.states import AttemptStatus
 from backend.pool import selectors
 from backend.pool.models import Allotment, Device, SubStage
 from backend.pool.states import SubStageStatus
@@ -59,8 +58,12 @@ class World:
 
 
 @transaction.atomic
-def observe(now: datetime, *, lore: Lore | None = None, queue: bool = True) -> World:
-    """Without ``queue``, as if no job waited to be admitted."""
+def observe(
+    now: datetime, *, lore: Lore | None = None, queue: bool = True, stopping: Collection[int] = ()
+) -> World:
+    """Without ``queue``, as if no job waited to be admitted. ``stopping`` are attempts of which nothing runs
+    any more; one that is asked to stop meanwhile is seen as it was.
+    """
     lore = lore or _fresh()
     jobs = list(selectors.queued_jobs(now)) if queue else []
     attempts = list(selectors.live_attempts().defer("profile", "job__spec", "job__metadata"))
@@ -73,7 +76,7 @@ def observe(now: datetime, *, lore: Lore | None = None, queue: bool = True) -> W
         holds[placement.attempt_id][placement.worker] = placement.device.name
     live = {attempt.pk: attempt for attempt in attempts}
     leaving = {name for key, held in holds.items() if key not in live for name in held.values()}
-    rows = _open(live)
+    rows = _open(live.keys() - set(stopping))
     running = _running(rows)
     residents = selectors.residents()
     default = _ground(lore, devices)
@@ -82,14 +85,17 @@ def observe(now: datetime, *, lore: Lore | None = None, queue: bool = True) -> W
         devices=tuple(_device(row, leaving) for row in devices),
         tenants=_tenants({j.organization_id for j in jobs} | {a.job.organization_id for a in attempts}),
         queue=tuple(_queued(job, lore, default) for job in jobs),
-        pipelines=tuple(_pipeline(a, holds[a.pk], lore, grounds[a.pk], now) for a in attempts),
+        pipelines=tuple(
+            _pipeline(a, holds[a.pk], lore if a.pk not in stopping else None, grounds[a.pk], now)
+            for a in attempts
+        ),
         nodes=tuple(_nodes(rows, running, lore)),
         residents=tuple(
             state.Resident(row.device.name, row.weights_key, row.bytes, row.last_used_at.timestamp())
             for row in residents
         ),
         tables=tuple(sorted(lore.calibrated.tables.items())),
-        waits=tuple((a.pk, a.wait_until.timestamp()) for a in attempts if a.wait_until and not _stops(a)),
+        waits=tuple((a.pk, a.wait_until.timestamp()) for a in attempts if a.wait_until),
     )
     if queue:
         lore.forget([*(job.pk for job in jobs), *(a.job_id for a in attempts)], live)
@@ -103,10 +109,6 @@ def _fresh() -> Lore:
     lore = Lore()
     lore.refresh()
     return lore
-
-
-def _stops(attempt: Attempt) -> bool:
-    return attempt.status == AttemptStatus.STOPPING
 
 
 def _key(row: SubStage) -> Key:
@@ -162,7 +164,7 @@ def _queued(job: Job, lore: Lore, ground: Ground) -> state.QueuedJob:
     outlook = lore.prior(job.pk, ground, False)
     return replace(
         queued,
-        demand=demand_of(outlook, ground.table),
+        demand=demand_of(outlook, ground.table, facts.fusible),
         shape=priors.shape(facts.spec, False),
         outlook=outlook,
         fusible=facts.fusible,
@@ -172,8 +174,9 @@ def _queued(job: Job, lore: Lore, ground: Ground) -> state.QueuedJob:
 
 
 def _pipeline(
-    attempt: Attempt, held: dict[int, str], lore: Lore, ground: Ground, now: datetime
+    attempt: Attempt, held: dict[int, str], lore: Lore | None, ground: Ground, now: datetime
 ) -> state.Pipeline:
+    """Without ``lore``, one that does nothing any more."""
     job = attempt.job
     pipeline = state.Pipeline(
         id=attempt.pk,
@@ -192,14 +195,14 @@ def _pipeline(
         step_began=(attempt.step_began_at or now).timestamp(),
         stepped=job.steps_done,
     )
-    facts = lore.of(job.pk)
-    if facts is None or _stops(attempt):
+    facts = lore.of(job.pk) if lore is not None else None
+    if facts is None or lore is None:
         return pipeline
     streams, profile = lore.profile(attempt.pk)
     outlook = profile.outlook()
     return replace(
         pipeline,
-        demand=demand_of(outlook, ground.table),
+        demand=demand_of(outlook, ground.table, facts.fusible),
         shape=priors.shape(facts.spec, streams),
         outlook=outlook,
         fusible=facts.fusible,
@@ -211,14 +214,10 @@ def _pipeline(
 # ---------------------------------------------------------------- sub-stages
 
 
-def _open(live: Mapping[int, Attempt]) -> list[SubStage]:
+def _open(attempts: Collection[int]) -> list[SubStage]:
     """Those that wait or run, of attempts that go on."""
     seen = [SubStageStatus.READY, SubStageStatus.GRANTED]
-    return [
-        row
-        for row in selectors.open_substages().filter(status__in=seen)
-        if row.attempt_id in live and not _stops(live[row.attempt_id])
-    ]
+    return [row for row in selectors.open_substages().filter(status__in=seen) if row.attempt_id in attempts]
 
 
 def _running(rows: Sequence[SubStage]) -> dict[Key, Running]:

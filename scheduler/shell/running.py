@@ -24,6 +24,7 @@ from scheduler.core.board import Board
 from scheduler.core.rates import slot_of
 from scheduler.core.state import (
     Action,
+    Kind,
     Merge,
     Resize,
     Start,
@@ -62,12 +63,13 @@ def run(
     if lost or dropped:
         decision = decision.without([*lost, *dropped])
     actions = [action for action in decision.plan.actions if isinstance(action, Run)]
-    leavers = [leaver for action in actions for leaver in there.leave(action, stimulus, now)]
     there.allot(decision, actions, now)
     granted = there.grant(decision, actions, now)
+    leavers = [leaver for action in actions for leaver in there.leave(action, stimulus, now)]
     there.settle_merges(decision, actions, now)
     there.wait(actions, stimulus, now)
-    resized = [there.pk(a.pipeline, a.node) for a in actions if isinstance(a, Resize)]
+    resized = {there.pk(a.pipeline, a.node) for a in actions if isinstance(a, Resize)}
+    resized -= {substage.pk for substage in granted}
     orders = [*map(leave_order, leavers), *resize_orders(resized), *map(grant_order, granted)]
     return orders, {name for action in lost for name in there.devices(action)}
 
@@ -135,6 +137,8 @@ class _There:
         self._devices = {d.name: d for d in Device.objects.filter(name__in=names).select_related("node")}
         nodes = self._world.snapshot.nodes
         self._places = {(n.pipeline, n.id): n.device for n in nodes if n.device is not None}
+        self._starting = {(a.pipeline, a.node): a.device for a in actions if isinstance(a, Start)}
+        self._places |= {key: name for key, name in self._starting.items() if name is not None}
         self._gangs = {(n.pipeline, n.id): n.gang for n in nodes if n.gang}
 
     def pk(self, pipeline: int, node: str) -> int:
@@ -156,9 +160,13 @@ class _There:
             device = self._devices.get(action.device) if action.device is not None else None
             if action.device is not None and (device is None or device.state == DeviceState.LOST):
                 return False
-        expected = SubStageStatus.READY if isinstance(action, Start) else SubStageStatus.GRANTED
-        rows = [self._rows.get(self._world.rows[key]) for key in _keys(action)]
-        return all(row is not None and row.status == expected for row in rows)
+        return all(self._as_seen(key) for key in _keys(action))
+
+    def _as_seen(self, key: Key) -> bool:
+        """Whether it still runs, or waits if this plan starts it."""
+        row = self._rows.get(self._world.rows[key])
+        expected = SubStageStatus.READY if key in self._starting else SubStageStatus.GRANTED
+        return row is not None and row.status == expected
 
     # ------------------------------------------------------------ who goes
 
@@ -254,15 +262,16 @@ class _There:
 
     def _grant(self, action: Start, decision: Decision, now: datetime) -> None:
         row = self._rows[self.pk(action.pipeline, action.node)]
-        node = decision.after.nodes[action.pipeline][action.node]
+        # Changed, or gone to another, by what follows in the same plan.
+        node = decision.after.nodes[action.pipeline].get(action.node)
         pipeline = decision.after.pipelines[action.pipeline]
         device = self._devices[action.device] if action.device is not None else None
         granted = substage_grant(
             attempt_id=row.attempt_id,
             node=row.node,
             device=device,
-            share=node.share if device is not None else action.share,
-            slot=":".join(slot_of(pipeline.id, pipeline.weights_key, pipeline.fusible, node.kind)),
+            share=node.share if node is not None and device is not None else action.share,
+            slot=":".join(slot_of(pipeline.id, pipeline.weights_key, pipeline.fusible, Kind(row.kind))),
             speed=decision.after.speed.get((action.pipeline, action.node), 1.0),
             reason=action.reason,
             action_id=f"start:{action.node}",

@@ -122,8 +122,9 @@ class FakePipeline:
     async def _step(self, step: int) -> None:
         workers = range(self.launch.spec.rl.devices)
         each = self.launch.spec.rl.prompts_per_step * self.launch.spec.rl.group_size // len(workers)
-        rollouts = [asyncio.create_task(self._roll_out(step, worker, each)) for worker in workers]
-        early = asyncio.create_task(self._early(step, each)) if self.launch.streams else None
+        thin = asyncio.Event()
+        rollouts = [asyncio.create_task(self._roll_out(step, worker, each, thin)) for worker in workers]
+        early = asyncio.create_task(self._early(step, each, thin)) if self.launch.streams else None
         try:
             await asyncio.gather(*rollouts)
             gang = await early if early is not None else None
@@ -148,9 +149,9 @@ class FakePipeline:
             await self._train(gang)
         self._desk.finish(*gang.values())
 
-    async def _roll_out(self, step: int, worker: int, sequences: int) -> None:
+    async def _roll_out(self, step: int, worker: int, sequences: int, thin: asyncio.Event) -> None:
         lease = await self._desk.offer(SubStageKind.PREFILL, step, worker, sequences, part=0)
-        going = asyncio.create_task(self._decode(lease, sequences))
+        going = asyncio.create_task(self._decode(lease, sequences, thin))
         self._rolling[lease] = going
         try:
             await asyncio.wait({going})
@@ -161,16 +162,19 @@ class FakePipeline:
         self._rolling.pop(lease, None)
         self._desk.finish(lease)
 
-    async def _decode(self, lease: Lease, sequences: int) -> None:
+    async def _decode(self, lease: Lease, sequences: int, thin: asyncio.Event) -> None:
         await self._compute(lease)
         for running in (sequences, SATURATION - 1, 7):
             part = rollout_part(running, SATURATION)
             kind = SubStageKind.DECODE if part == 1 else SubStageKind.TAIL
             self._desk.cross(lease, kind, running, part=part, cached_tokens=running * 10)
+            if running < 8:
+                thin.set()
             await self._compute(lease)
 
-    async def _early(self, step: int, each: int) -> Gang | None:
-        """Trains on finished groups as soon as tails run; what is left is offered as the step's update."""
+    async def _early(self, step: int, each: int, thin: asyncio.Event) -> Gang | None:
+        """Trains on finished groups once a last tail runs; what is left is offered as the step's update."""
+        await thin.wait()
         counts = dict.fromkeys(range(self.launch.spec.rl.devices), each)
         gang = await self._desk.gang(SubStageKind.UPDATE, step, counts, part=0, early=True)
         await self._train(gang)

@@ -39,10 +39,22 @@ def drive(story: Callable[[], Awaitable[None]]) -> None:
     async def told() -> None:
         try:
             await asyncio.wait_for(story(), LIMIT_S)
+        except TimeoutError:
+            raise AssertionError(await in_database(what_waits)()) from None
         finally:
             await in_database(connections.close_all)()
 
     asyncio.run(told())
+
+
+def what_waits() -> str:
+    """For a story that does not end: what is open, and why the rest does not run."""
+    open_now = SubStage.objects.filter(status__in=["ready", "granted", "leaving"])
+    rows = [f"{s.job_id} {s.node} {s.status} {s.share}" for s in open_now.order_by("job", "pk")]
+    jobs = [
+        f"{job.pk} {job.status} {job.steps_done} {job.wait_code} {job.wait_text}" for job in Job.objects.all()
+    ]
+    return "\n".join(["it does not end", *rows, *jobs])
 
 
 @asynccontextmanager
