@@ -98,6 +98,7 @@ class Roller:
         self._expected = 0  # merges to here that are under way
         self._target: Roller | None = None
         self._saturation = 0
+        self._engine: Any = None
         self.lease: Lease | None = None
         self.part = PREFILL
         self.over = False
@@ -115,6 +116,8 @@ class Roller:
         finally:
             for task in self._thinking:
                 task.cancel()
+        if self._engine is not None and self._tools.spec.environment is not None:
+            await call(self._engine.forget, self._tools.run_key)
         self.over = True
         self._tools.bell.ring()
 
@@ -134,6 +137,7 @@ class Roller:
         finally:
             visit.end()
         tools.fleet.rolled(self._worker)
+        self._engine = lease.resident
         self.lease = None
         tools.desk.finish(lease)
         self._arriving += visit.exported or []

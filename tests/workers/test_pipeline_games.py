@@ -98,6 +98,18 @@ def test_the_grader_reads_the_last_turn(start, brought, tokenizer):
     assert all(sample.reward == len(tokenizer.decode(last[sample.group, sample.index])) for sample in samples)
 
 
+def test_between_steps_nothing_is_kept_of_episodes(start, cluster):
+    kept = []
+
+    def look(report):
+        if isinstance(report.body, StepDone):
+            engines = [handle for key, handle in cluster.residents.items() if key[0] == "rollout"]
+            kept.extend(handle.actor._engine.cached_tokens for handle in engines)
+
+    asyncio.run(run(start("out", RL | {"steps": 2}, spec=SPEC), seen=look))
+    assert kept == [0, 0]
+
+
 def test_an_answer_without_room_ends_the_episode_as_cut(start, brought):
     rl = RL | {"steps": 1, "sampling": {"max_tokens": 20}}
     reports = asyncio.run(run(start("out", rl, spec=SPEC)))

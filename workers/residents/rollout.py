@@ -132,6 +132,10 @@ class RolloutResident(Resident):
 
         return self._between(run_key, take_out)
 
+    def forget(self, run_key: str) -> None:
+        """Give back what was kept of turns that ended: none of the run's sequences goes on here."""
+        self._between(run_key, lambda _: self._loaded.forget(run_key))
+
     def resize(self, run_key: str, share: float) -> None:
         """The share of the slot that the run computes in, and with it all runs of the batch: from the next
         token on.
