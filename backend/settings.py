@@ -153,7 +153,8 @@ CELERY_BEAT_SCHEDULE_FILENAME = str(VAR_DIR / "celerybeat-schedule")
 
 SCHEDULER_POLICY = env.text("JIGSAW_POLICY", "lookahead")
 # Two threads in one process stall each other when a neighbour is busy: one device per core by default.
-CPU_DEVICE_THREADS = env.integer("JIGSAW_CPU_DEVICE_THREADS", 1)
+# Two: so that one job may train on a device while another rolls out there.
+CPU_DEVICE_THREADS = env.integer("JIGSAW_CPU_DEVICE_THREADS", min(2, os.cpu_count() or 1))
 GPU_MEMORY_BYTES = env.integer("JIGSAW_GPU_MEMORY_BYTES", 80 << 30)
 # What one hour of one whole device costs, in micro-dollars, by device kind.
 DEVICE_PRICE_MICRO_USD_PER_HOUR = {

@@ -290,6 +290,7 @@ def job_report(run: Run, folder: Path) -> dict[str, Any]:
         "mismatch_mean": statistics.fmean(mismatches) if mismatches else None,
         "device_seconds": device_seconds(run),
         "cost_micro_usd": run.job["cost"]["micro_usd"],
+        "alone_micro_usd": alone_micro_usd(run),
         "adapter_path": download(run, folder),
     }
 
@@ -300,6 +301,19 @@ def device_seconds(run: Run) -> dict[str, float]:
 
     costs = job_cost(Job.objects.get(public_id=run.job["id"]))
     return {kind: cost["device_seconds"] for kind, cost in costs.items() if kind != "total"}
+
+
+def alone_micro_usd(run: Run) -> int:
+    """What the job would have cost under policy ``exclusive``: an estimate from what was measured."""
+    from backend.jobs.models import Job
+    from backend.metering.selectors import job_alone_micro_usd
+
+    return job_alone_micro_usd(Job.objects.get(public_id=run.job["id"]))
+
+
+def saving(job: dict[str, Any]) -> str:
+    alone = job["alone_micro_usd"]
+    return f"{1 - job['cost_micro_usd'] / alone:.0%}" if alone else "–"
 
 
 def download(run: Run, folder: Path) -> str | None:
@@ -361,6 +375,8 @@ ROWS = (
     ("tokens/s", lambda job: number(job["tokens_per_s"], 1)),
     ("engine/trainer mismatch", lambda job: number(job["mismatch_mean"], 4)),
     ("cost", lambda job: dollars(job["cost_micro_usd"])),
+    ("alone, exclusive", lambda job: dollars(job["alone_micro_usd"])),
+    ("saved by sharing", saving),
 )
 
 

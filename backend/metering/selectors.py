@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Q, QuerySet, Sum
+from django.db.models import DurationField, ExpressionWrapper, F, Q, QuerySet, Sum
+from django.db.models.functions import Greatest
 
 from backend.jobs.models import Job
 from backend.metering.division import MICRO_USD, device_price, occupant_price, to_us
@@ -58,6 +59,18 @@ def job_live_cost(job: Job, now: datetime) -> dict[str, int]:
         "estimate_micro_usd": estimate,
         "total_micro_usd": ledger + estimate,
     }
+
+
+def job_alone_micro_usd(job: Job) -> int:
+    """What the job's finished sub-stages would have cost with their devices to themselves, one job after
+    another: the seconds that the planner's tables say they take alone, at the whole price. An estimate.
+    """
+    began = Greatest(F("start"), F("substage__started_at"))
+    alone = ExpressionWrapper((F("end") - began) * F("speed"), output_field=DurationField())
+    ran = Allotment.objects.filter(substage__job=job, end__gt=F("substage__started_at"))
+    by_price = ran.values("device__price_micro_usd_hour").annotate(alone=Sum(alone))
+    hour = timedelta(hours=1)
+    return round(sum(row["device__price_micro_usd_hour"] * (row["alone"] / hour) for row in by_price))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from backend.jobs.access import job_access
 from backend.jobs.models import Event, Job, Sample
 from backend.jobs.selectors import job_checkpoints, job_metrics, job_samples_page, job_waiting, jobs_page
 from backend.jobs.services import job_cancel
-from backend.metering.selectors import job_cost, job_live_cost
+from backend.metering.selectors import job_alone_micro_usd, job_cost, job_live_cost
 from backend.pool.selectors import job_timeline
 from backend.tenants.access import Actor
 from frontend.web import figures, rows, spec_form, words
@@ -247,7 +247,15 @@ def job_cost_part(request: HttpRequest, actor: Actor, job_id: str) -> HttpRespon
         for kind, word in figures.KIND_WORDS.items()
         if kind in costs
     ]
-    return render(request, "web/part/cost.html", {"job": found, "kinds": kinds, "total": costs["total"]})
+    paid, alone = costs["total"]["micro_usd"], job_alone_micro_usd(found)
+    context = {
+        "job": found,
+        "kinds": kinds,
+        "total": costs["total"],
+        "alone_micro_usd": alone,
+        "saved_percent": round(100 * (1 - paid / alone)) if 0 < paid < alone else 0,
+    }
+    return render(request, "web/part/cost.html", context)
 
 
 def _config(spec: dict[str, Any]) -> list[tuple[str, list[tuple[str, Any]]]]:

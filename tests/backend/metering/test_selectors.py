@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import astuple
 
-from backend.metering.selectors import accounting, job_cost, job_live_cost
+from backend.metering.selectors import accounting, job_alone_micro_usd, job_cost, job_live_cost
 from backend.metering.services import attempt_credit, device_meter, pool_meter
 from backend.pool.models import Device
 from backend.pool.substages import substage_leave
@@ -115,3 +115,15 @@ def test_a_hole_in_the_ledger_shows(device, ada):
     device_meter(device_id=device.pk, until=at(5))
     Device.objects.update(metered_until=at(6))
     assert accounting().difference_micro_usd == 1000
+
+
+def test_what_the_work_would_cost_alone_is_by_the_speed_it_had_beside_others(device, ada, bob):
+    mine = grant(ada, device, 0, share=0.5)
+    mine.allotments.update(speed=0.8)
+    finish(mine, 2, 12)
+    finish(grant(bob, device, 0, share=0.5), 0, 12)
+    # Ten seconds of computing at 0.8 are eight seconds alone, at 1,000 micro-dollars a second.
+    assert job_alone_micro_usd(ada.job) == 8_000
+    device_meter(device_id=device.pk, until=at(12))
+    assert job_cost(ada.job)["total"]["micro_usd"] == 5_000
+    assert job_alone_micro_usd(bob.job) == 12_000
