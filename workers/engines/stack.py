@@ -70,12 +70,16 @@ class StackedAddition:
                 torch.addmm(y[span], x[span] @ self.down[slot], self.up[slot]) for slot, span in rows.spans
             ]
             return torch.cat(parts)
+        # Added inside the product: its rounding must not depend on how many rows the others have.
         if rows.pad_RM is None or rows.flat_T is None:
-            x, padded = x.view(slots, -1, x.shape[1]), y.view(slots, -1, y.shape[1])
-            return torch.baddbmm(padded, torch.bmm(x, self.down), self.up).view(y.shape)
-        x = x.index_select(0, rows.pad_RM).view(slots, -1, x.shape[1])
-        delta = torch.bmm(torch.bmm(x, self.down), self.up).flatten(0, 1)
-        return y.add_(delta.index_select(0, rows.flat_T))
+            return self._product(y.view(slots, -1, y.shape[1]), x.view(slots, -1, x.shape[1]))
+        x, y = (tensor.index_select(0, rows.pad_RM) for tensor in (x, y))
+        added = self._product(y.view(slots, -1, y.shape[1]), x.view(slots, -1, x.shape[1]))
+        return added.index_select(0, rows.flat_T)
+
+    def _product(self, y: Tensor, x: Tensor) -> Tensor:
+        """[R, M, out] + [R, M, in] -> [R M, out]."""
+        return torch.baddbmm(y, torch.bmm(x, self.down), self.up).flatten(0, 1)
 
 
 class Stack:

@@ -57,3 +57,20 @@ def test_a_stack_serves_what_it_holds(tiny: Weights, adapters: list[Adapters | N
     # Two idle slots between two busy ones: half of the work would be for nobody.
     assert stack.additions([first, third], [2, 3]) is None
     assert stack.additions([none, second, third], [2, 3, 1]) is not None
+
+
+def test_rounding_does_not_depend_on_the_company(tiny: Weights) -> None:
+    config, dtype = tiny.config, torch.bfloat16
+    pair = [join(config, random_adapter(config, seed), 2.0, dtype) for seed in (1, 2)]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(8, config.hidden, generator=generator).to(dtype)
+    y = torch.randn(8, 2 * config.intermediate, generator=generator).to(dtype)
+    alone = pair[0][0]["gate_up"].added(y[:5].clone(), x[:5])
+    for others in (5, 3):
+        count = 5 + others
+        xs, ys = (torch.cat([tensor, tensor])[:count] for tensor in (x, y))
+        additions = Stack(config, pair).additions(pair, [5, others])
+        assert additions is not None
+        fused = additions[0]["gate_up"].added(ys.clone(), xs)[:5]
+        # Libraries may sum in another order; a second rounding to bf16 would show in every tenth number.
+        assert (fused != alone).float().mean() < 0.01
