@@ -8,7 +8,9 @@ from datetime import datetime
 from django.db.models import Min
 
 from backend.pool import selectors
-from scheduler.shell.decide import Touch
+from scheduler.core.state import Wait
+from scheduler.shell.decide import Decision
+from scheduler.shell.touch import Touch
 
 
 @dataclass(frozen=True)
@@ -18,13 +20,20 @@ class Alarm:
     touch: Touch
 
 
-def next_alarm(now: datetime) -> Alarm | None:
+def next_retry(now: datetime) -> datetime | None:
+    """When the first job that waits to be tried again may be."""
+    return selectors.held_back_jobs(now).aggregate(first=Min("retry_at"))["first"]
+
+
+def next_alarm(decision: Decision, retry_at: datetime | None, now: datetime) -> Alarm | None:
     """The first of those that are to come; those that are over have had their decision."""
-    retry = selectors.held_back_jobs(now).aggregate(first=Min("retry_at"))["first"]
-    waits = selectors.live_attempts().filter(wait_until__gt=now).order_by("wait_until", "pk")
-    wait = waits.values_list("wait_until", "pk").first()
-    if wait is not None and (retry is None or wait[0] <= retry):
-        return Alarm((wait[0] - now).total_seconds(), "a wait is over", Touch(pipelines={wait[1]}))
-    if retry is not None:
-        return Alarm((retry - now).total_seconds(), "a retry is due", Touch(admission=True))
+    chosen = [(action.until, action.pipeline) for action in decision.plan.actions if isinstance(action, Wait)]
+    going_on = [(until, id) for id, until in decision.world.snapshot.waits if until > now.timestamp()]
+    first = min((*chosen, *going_on), default=None)
+    if first is not None and (retry_at is None or first[0] <= retry_at.timestamp()):
+        in_s = max(0.0, first[0] - now.timestamp())
+        return Alarm(in_s, "a wait is over", Touch(pipelines={first[1]}))
+    if retry_at is not None:
+        in_s = max(0.0, (retry_at - now).total_seconds())
+        return Alarm(in_s, "a retry is due", Touch(admission=True))
     return None

@@ -22,10 +22,12 @@ from backend.pool.fairness import service_lift
 from backend.pool.models import Device
 from backend.pool.services import decision_add, placements_open, resident_evict, resident_use
 from scheduler.core.state import Action, Admit, Evict, Place, Refusal, RefusalCode, Rehome, Start
-from scheduler.shell.decide import Decision, Touch
+from scheduler.shell.decide import Decision
 from scheduler.shell.facts import Lore
+from scheduler.shell.observe import World
 from scheduler.shell.orders import EvictOrder, Order, launch_order
 from scheduler.shell.running import LostRace, run
+from scheduler.shell.touch import Touch
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +65,7 @@ def commit(decision: Decision, lore: Lore, *, stimulus: str, now: datetime) -> t
         running, again = [], Touch(everything=True)
     else:
         again.devices |= upset
-    _tell(decision.plan.refusals)
+    _tell([refusal for refusal in decision.plan.refusals if _is_new(refusal, decision.world)])
     return [*orders, *running], again
 
 
@@ -175,12 +177,19 @@ def _evict(action: Evict, devices: dict[str, Device], *, stimulus: str, now: dat
     return [EvictOrder(action.device, action.weights_key)]
 
 
+def _is_new(refusal: Refusal, world: World) -> bool:
+    told = world.told.get(refusal.job or refusal.pipeline)
+    return refusal.code in HOPELESS or told != (refusal.code.value, refusal.text, refusal.ahead)
+
+
 @transaction.atomic
 def _tell(refusals: Sequence[Refusal]) -> None:
     """Let jobs say why they wait, where that has changed.
 
     A job that the pool can never hold fails now, not after for ever.
     """
+    if not refusals:
+        return
     waiting = _waiting_jobs(refusals)
     changed = []
     for refusal in refusals:

@@ -34,11 +34,11 @@ from backend.pool.models import Device, Node, SubStage
 from backend.pool.services import node_gone
 from backend.pool.states import DeviceState
 from scheduler.core.state import Policy
-from scheduler.shell.alarm import Alarm, next_alarm
+from scheduler.shell.alarm import Alarm, next_alarm, next_retry
 from scheduler.shell.calibration import pool_look
 from scheduler.shell.cluster import Cluster, ClusterSilent, PipelineGone, PipelineLink
 from scheduler.shell.commit import commit
-from scheduler.shell.decide import EVERYTHING, Touch, decide, multiplexes
+from scheduler.shell.decide import decide, multiplexes
 from scheduler.shell.facts import Lore
 from scheduler.shell.leader import Leadership
 from scheduler.shell.observe import observe
@@ -54,6 +54,7 @@ from scheduler.shell.orders import (
     stop_order,
 )
 from scheduler.shell.reports import News, attempt_lost, holds_close, report_apply, stopping_leave
+from scheduler.shell.touch import EVERYTHING, Touch
 from workers.launch import NodeSeen
 from workers.protocol import Ended, Failure, FailureKind, Report
 
@@ -83,6 +84,7 @@ class Daemon:
         self._woken = asyncio.Event()
         self._stimuli: list[str] = []
         self._touch = Touch()
+        self._retry_at: datetime | None = None
         self._alarm: tuple[asyncio.TimerHandle, Alarm] | None = None
         self._nodes: list[NodeSeen] | None = None
 
@@ -126,12 +128,16 @@ class Daemon:
         now = datetime.now(UTC)
         if touch.everything:
             self._lore.refresh()
-        stopping = stopping_leave(now)
         queue = touch.everything or touch.admission or not multiplexes(self._policy)
-        world = observe(now, lore=self._lore, queue=queue, stopping={attempt.pk for attempt in stopping})
+        if queue:
+            self._retry_at = next_retry(now)
+        attempts = list(selectors.live_attempts().defer("profile", "job__spec", "job__metadata"))
+        stopping = [attempt for attempt in attempts if attempt.status == AttemptStatus.STOPPING]
+        stopping_leave(stopping, now)
+        world = observe(now, lore=self._lore, attempts=attempts, queue=queue)
         decision = decide(world, self._policy, touch)
         orders, again = commit(decision, self._lore, stimulus=stimulus, now=now)
-        return [*map(stop_order, stopping), *orders], again, next_alarm(now)
+        return [*map(stop_order, stopping), *orders], again, next_alarm(decision, self._retry_at, now)
 
     def _set_alarm(self, alarm: Alarm | None) -> None:
         loop = asyncio.get_running_loop()
@@ -213,23 +219,22 @@ class Daemon:
                 await asyncio.sleep(SILENT_PAUSE_S)
                 continue
             heard = asyncio.get_running_loop().time()
+            touch = Touch()
             for report in reports:
                 news = await _in_database(_apply, report, self._lore)
                 if isinstance(news, Failure):
                     return news
                 after = report.seq
-                await self._heed(news, f"report {attempt_id}/{after}")
+                touch.add(news.touch)
+                for order in news.orders:
+                    await self._drive(order)
+            if touch:
+                self.wake(f"report {attempt_id}/{after}", touch)
             if reports and isinstance(reports[-1].body, Ended):
                 return None
             if not reports:
                 for order in await _in_database(open_orders, attempt_id):
                     await self._drive(order)
-
-    async def _heed(self, news: News, stimulus: str) -> None:
-        for order in news.orders:
-            await self._drive(order)
-        if news.touch:
-            self.wake(stimulus, news.touch)
 
     async def _lose(self, attempt_id: int, failure: Failure) -> None:
         """Close an attempt that says nothing more, then end its process and what residents compute for it."""

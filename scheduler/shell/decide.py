@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from scheduler.core.board import Board
 from scheduler.core.draft import ordered
@@ -16,32 +16,9 @@ from scheduler.core.plan import PASSES, plan
 from scheduler.core.plan import decide as decide_on_board
 from scheduler.core.state import Action, Plan, Policy, Snapshot
 from scheduler.shell.observe import World
+from scheduler.shell.touch import EVERYTHING, Touch
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class Touch:
-    """What a decision must look at: devices, the pipelines that offer something new or waited until now, and
-    the queue (``admission``), or all of it (``everything``).
-    """
-
-    devices: set[str] = field(default_factory=set)
-    pipelines: set[int] = field(default_factory=set)
-    admission: bool = False
-    everything: bool = False
-
-    def add(self, other: Touch) -> None:
-        self.devices |= other.devices
-        self.pipelines |= other.pipelines
-        self.admission |= other.admission
-        self.everything |= other.everything
-
-    def __bool__(self) -> bool:
-        return bool(self.devices or self.pipelines or self.admission or self.everything)
-
-
-EVERYTHING = Touch(everything=True)
 
 
 @dataclass(frozen=True)
@@ -57,7 +34,7 @@ class Decision:
     def without(self, lost: Collection[Action]) -> Decision:
         """What is left when these cannot be done."""
         actions = tuple(action for action in self.plan.actions if action not in lost)
-        after = _board(self.world.snapshot, self.policy)
+        after = board_of(self.world.snapshot, self.policy)
         for action in actions:
             after.apply(action)
         left = Plan(actions, self.plan.refusals)
@@ -75,18 +52,19 @@ def decide(world: World, policy: Policy, touch: Touch = EVERYTHING) -> Decision:
     if not multiplexes(policy):
         decided, looked_at = plan(snapshot, policy), [device.name for device in snapshot.devices]
     else:
-        board = _board(snapshot, policy)
+        board = board_of(snapshot, policy)
         _touch(board, touch)
         looked_at = set(board.touched)
         decided = decide_on_board(board, policy)
-    after = _board(snapshot, policy)
+    after = board_of(snapshot, policy)
     kept, wrong = screened(after, decided, policy)
     if wrong:
         log.error("actions left out, they break: %s; snapshot: %r", wrong, snapshot)
     return Decision(world, policy, kept, after, frozenset(looked_at))
 
 
-def _board(snapshot: Snapshot, policy: Policy) -> Board:
+def board_of(snapshot: Snapshot, policy: Policy) -> Board:
+    """The world as it is, with nothing to decide."""
     board = Board.of(ordered(snapshot), policy.shares)
     board.untouch()
     return board

@@ -12,12 +12,12 @@ from pathlib import Path
 from backend.jobs import sizing
 from backend.jobs.models import Attempt, Job
 from backend.pool.models import Device
-from scheduler.core.crowd import demand
-from scheduler.core.interference import Interference
+from scheduler.core.interference import Interference, character
 from scheduler.core.profile import Profile
-from scheduler.core.state import Demand, Outlook
+from scheduler.core.state import OFF_DEVICE, Demand, Outlook
 from scheduler.shell import priors, profiles
 from scheduler.shell.calibrated import Calibrated, calibrated, type_name
+from scheduler.shell.touch import Touch
 from workers.chain import may_stream
 from workers.models.config import read_config
 from workers.spec import JobSpec, LoRA
@@ -61,9 +61,10 @@ NOWHERE = Ground("", "cpu", 1, None)
 
 @dataclass
 class Lore:
-    """``job`` facts by key, profiles by attempt, steps seen and ground; refreshed from ``calibrated``."""
+    """``shared`` are the devices that were home to several attempts when they were last looked at."""
 
     calibrated: Calibrated = field(default_factory=Calibrated)
+    shared: frozenset[str] = frozenset()
     _facts: dict[int, Facts | None] = field(default_factory=dict)
     _outlooks: dict[tuple[object, ...], Outlook] = field(default_factory=dict)
     _profiles: dict[int, tuple[tuple[object, ...], bool, Profile]] = field(default_factory=dict)
@@ -75,6 +76,13 @@ class Lore:
             self.calibrated = found
             self._outlooks.clear()
             self._profiles.clear()
+
+    def ends(self, attempt: Attempt, device: str) -> Touch:
+        """What to look at when something of the attempt is over there: nothing where it lives alone, since
+        whatever follows is offered.
+        """
+        alone = self.shared.isdisjoint((device, *attempt.home))
+        return Touch() if alone else Touch(devices={device})
 
     def forget(self, jobs: Iterable[int], attempts: Iterable[int]) -> None:
         """Keep only these."""
@@ -139,9 +147,24 @@ class Lore:
         return streams, profile
 
 
-def demand_of(outlook: Outlook, table: Interference | None) -> Demand:
-    """Without a table nothing is known of shares, and nothing is asked."""
-    return demand(outlook, table) if table is not None and outlook.seconds > 0 else Demand()
+def demand_of(outlook: Outlook, table: Interference | None, fusible: bool) -> Demand:
+    """What a step alone takes of a device, in the mean, when each sub-stage has the share that it uses best.
+
+    Jobs that fuse have the fixed part of a decode step in common; what their rows add, each has to itself.
+    Without a table nothing is known of shares, and nothing is asked.
+    """
+    if table is None or outlook.seconds <= 0:
+        return Demand()
+    common = own = 0.0
+    for segment in (*outlook.rollout, *outlook.train):
+        if segment.kind in OFF_DEVICE:
+            continue
+        alone = table.alone[character(segment.kind, segment.batch)]
+        cost = segment.seconds * min(share * slow for share, slow in zip(table.shares, alone, strict=True))
+        part = segment.floor_seconds / segment.forward_seconds if fusible and segment.forward_seconds else 0.0
+        common += cost * part
+        own += cost * (1 - part)
+    return Demand(rollout=common / outlook.seconds, train=own / outlook.seconds)
 
 
 def _stamp(attempt: Attempt, ground: Ground) -> tuple[object, ...]:

@@ -15,6 +15,7 @@ from django.db import transaction
 from django.db.models import F, Sum
 
 from backend.jobs.models import Attempt, Job
+from backend.jobs.states import AttemptStatus
 from backend.pool import selectors
 from backend.pool.models import Allotment, Device, SubStage
 from backend.pool.states import SubStageStatus
@@ -47,7 +48,8 @@ class Running:
 @dataclass(frozen=True)
 class World:
     """``jobs`` are the keys of those in the queue, ``rows`` those of the offered sub-stages; ``running`` are
-    the sub-stages that have an allotment, ``profiles`` what was seen of each pipeline.
+    the sub-stages that have an allotment, ``profiles`` what was seen of each pipeline, ``told`` why a job (by
+    its public id) or a pipeline waits: code, text, how many are ahead.
     """
 
     snapshot: state.Snapshot
@@ -55,18 +57,24 @@ class World:
     rows: Mapping[Key, int]
     running: Mapping[Key, Running]
     profiles: Mapping[int, Profile]
+    told: Mapping[str | int | None, tuple[str, str, int]]
 
 
 @transaction.atomic
 def observe(
-    now: datetime, *, lore: Lore | None = None, queue: bool = True, stopping: Collection[int] = ()
+    now: datetime,
+    *,
+    lore: Lore | None = None,
+    attempts: Sequence[Attempt] | None = None,
+    queue: bool = True,
 ) -> World:
-    """Without ``queue``, as if no job waited to be admitted. ``stopping`` are attempts of which nothing runs
-    any more; one that is asked to stop meanwhile is seen as it was.
+    """``attempts`` are the live ones as they are to be seen: of those that stop, nothing runs any more.
+    Without ``queue``, as if no job waited to be admitted.
     """
     lore = lore or _fresh()
     jobs = list(selectors.queued_jobs(now)) if queue else []
-    attempts = list(selectors.live_attempts().defer("profile", "job__spec", "job__metadata"))
+    if attempts is None:
+        attempts = list(selectors.live_attempts().defer("profile", "job__spec", "job__metadata"))
     devices = list(selectors.devices())
     grounds = _grounds(lore, devices, attempts)
     lore.learn([*(job.pk for job in jobs), *(attempt.job_id for attempt in attempts)])
@@ -76,7 +84,7 @@ def observe(
         holds[placement.attempt_id][placement.worker] = placement.device.name
     live = {attempt.pk: attempt for attempt in attempts}
     leaving = {name for key, held in holds.items() if key not in live for name in held.values()}
-    rows = _open(live.keys() - set(stopping))
+    rows = _open({pk for pk, attempt in live.items() if not _stops(attempt)})
     running = _running(rows)
     residents = selectors.residents()
     default = _ground(lore, devices)
@@ -86,8 +94,7 @@ def observe(
         tenants=_tenants({j.organization_id for j in jobs} | {a.job.organization_id for a in attempts}),
         queue=tuple(_queued(job, lore, default) for job in jobs),
         pipelines=tuple(
-            _pipeline(a, holds[a.pk], lore if a.pk not in stopping else None, grounds[a.pk], now)
-            for a in attempts
+            _pipeline(a, holds[a.pk], None if _stops(a) else lore, grounds[a.pk], now) for a in attempts
         ),
         nodes=tuple(_nodes(rows, running, lore)),
         residents=tuple(
@@ -95,13 +102,21 @@ def observe(
             for row in residents
         ),
         tables=tuple(sorted(lore.calibrated.tables.items())),
-        waits=tuple((a.pk, a.wait_until.timestamp()) for a in attempts if a.wait_until),
+        waits=tuple((a.pk, a.wait_until.timestamp()) for a in attempts if a.wait_until and not _stops(a)),
     )
+    at_home = Counter(name for attempt in attempts for name in attempt.home)
+    lore.shared = frozenset(name for name, count in at_home.items() if count > 1)
     if queue:
         lore.forget([*(job.pk for job in jobs), *(a.job_id for a in attempts)], live)
     profiles = {pk: lore.profile(pk)[1] for pk in live}
+    told = {a.pk: _words(a.job) for a in attempts} | {j.public_id: _words(j) for j in jobs}
     return World(
-        snapshot, {j.public_id: j.pk for j in jobs}, {_key(row): row.pk for row in rows}, running, profiles
+        snapshot,
+        {j.public_id: j.pk for j in jobs},
+        {_key(row): row.pk for row in rows},
+        running,
+        profiles,
+        told,
     )
 
 
@@ -109,6 +124,14 @@ def _fresh() -> Lore:
     lore = Lore()
     lore.refresh()
     return lore
+
+
+def _stops(attempt: Attempt) -> bool:
+    return attempt.status == AttemptStatus.STOPPING
+
+
+def _words(job: Job) -> tuple[str, str, int]:
+    return job.wait_code, job.wait_text, job.ahead
 
 
 def _key(row: SubStage) -> Key:

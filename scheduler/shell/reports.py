@@ -32,10 +32,10 @@ from backend.pool.substages import (
     substages_lose,
 )
 from scheduler.shell import profiles
-from scheduler.shell.decide import Touch
 from scheduler.shell.facts import Lore
 from scheduler.shell.orders import PipelineOrder, resize_orders
 from scheduler.shell.running import rebalance
+from scheduler.shell.touch import Touch
 from workers.protocol import (
     CheckpointSaved,
     Crossed,
@@ -69,9 +69,9 @@ def report_apply(report: Report, lore: Lore) -> News | None:
         case Offer() as offer:
             return _offered(attempt, offer, now)
         case Crossed() as crossed:
-            return _crossed(attempt, crossed, now)
+            return _crossed(attempt, crossed, lore, now)
         case Finished() as finished:
-            return _finished(attempt, finished, now)
+            return _finished(attempt, finished, lore, now)
         case StepDone() as done:
             return _step_done(attempt, done, lore, now)
         case CheckpointSaved() as saved:
@@ -92,7 +92,7 @@ def _offered(attempt: Attempt, offer: Offer, now: datetime) -> News:
     return News(Touch(pipelines={attempt.pk})) if offer.kind.needs_device else News()
 
 
-def _crossed(attempt: Attempt, crossed: Crossed, now: datetime) -> News:
+def _crossed(attempt: Attempt, crossed: Crossed, lore: Lore, now: datetime) -> News:
     leaving = _was_leaving(attempt, crossed.finished.node)
     substage = substage_cross(attempt=attempt, crossed=crossed, now=now)
     if substage is None or substage.device is None:
@@ -101,24 +101,27 @@ def _crossed(attempt: Attempt, crossed: Crossed, now: datetime) -> News:
     changed = rebalance(substage.device, now) if leaving else []
     if attempt.status == AttemptStatus.STOPPING:
         substage_leave(attempt_id=attempt.pk, node=substage.node, moves_to="", now=now)
-    return News(Touch(devices={substage.device.name}), resize_orders(changed) if changed else ())
+    touch = lore.ends(attempt, substage.device.name) if not leaving else Touch(devices={substage.device.name})
+    return News(touch, resize_orders(changed) if changed else ())
 
 
 def _was_leaving(attempt: Attempt, node: str) -> bool:
     return SubStage.objects.filter(attempt=attempt, node=node, status=SubStageStatus.LEAVING).exists()
 
 
-def _finished(attempt: Attempt, finished: Finished, now: datetime) -> News:
+def _finished(attempt: Attempt, finished: Finished, lore: Lore, now: datetime) -> News:
     substage = substage_finish(attempt=attempt, finished=finished, now=now)
     if substage is None or substage.device is None:
         return News()
-    device_meter(device_id=substage.device_id, until=now)
-    return News(Touch(devices={substage.device.name}))
+    return News(lore.ends(attempt, substage.device.name))
 
 
 def _step_done(attempt: Attempt, done: StepDone, lore: Lore, now: datetime) -> News:
     """Whole devices are free again, unless another step computes there."""
     held = _held(attempt)
+    used = SubStage.objects.filter(attempt=attempt, step=done.step, device__isnull=False)
+    for device_id in sorted(set(used.values_list("device_id", flat=True))):
+        device_meter(device_id=device_id, until=now)
     step_record(attempt=attempt, done=done)
     running = SubStage.objects.filter(attempt=attempt, status=SubStageStatus.GRANTED, device__isnull=False)
     if not running.exists():
@@ -183,17 +186,15 @@ def _end(attempt: Attempt, ended: Ended, *, now: datetime, stimulus: str) -> Non
             attempt_credit(attempt=attempt, since_step=_saved_step(attempt))
 
 
-def stopping_leave(now: datetime) -> list[Attempt]:
-    """The attempts that were asked to stop; what of them computes makes room for others at once."""
-    stopping = list(selectors.live_attempts().filter(status=AttemptStatus.STOPPING))
+def stopping_leave(attempts: Sequence[Attempt], now: datetime) -> None:
+    """They were asked to stop: what of them computes makes room for others at once."""
+    if not attempts:
+        return
     begun = SubStage.objects.filter(
-        attempt__in=[attempt.pk for attempt in stopping],
-        status=SubStageStatus.GRANTED,
-        device__isnull=False,
+        attempt__in=[attempt.pk for attempt in attempts], status=SubStageStatus.GRANTED, device__isnull=False
     )
-    for attempt_id, node in begun.values_list("attempt_id", "node") if stopping else ():
+    for attempt_id, node in begun.values_list("attempt_id", "node"):
         substage_leave(attempt_id=attempt_id, node=node, moves_to="", now=now)
-    return stopping
 
 
 def holds_close() -> None:

@@ -254,11 +254,12 @@ class _There:
         if not starts:
             return []
         ids = {action.pipeline for action in starts}
-        Attempt.objects.filter(pk__in=ids, wait_until__isnull=False).update(wait_until=None)
-        Job.objects.filter(attempts__in=ids).exclude(wait_code="").update(wait_code="", wait_text="", ahead=0)
-        rows = SubStage.objects.filter(pk__in=[self.pk(a.pipeline, a.node) for a in starts])
-        on_device = rows.filter(device__isnull=False).select_related("device__node").order_by("pk")
-        return list(on_device)
+        waited = ids & {id for id, _ in self._world.snapshot.waits}
+        Attempt.objects.filter(pk__in=waited).update(wait_until=None)
+        said = [self._attempts[id].job_id for id in ids if self._world.told[id][0]]
+        Job.objects.filter(pk__in=said).update(wait_code="", wait_text="", ahead=0)
+        rows = [self._rows[self.pk(action.pipeline, action.node)] for action in starts]
+        return [row for row in rows if row.device is not None]
 
     def _grant(self, action: Start, decision: Decision, now: datetime) -> None:
         row = self._rows[self.pk(action.pipeline, action.node)]
@@ -266,19 +267,22 @@ class _There:
         node = decision.after.nodes[action.pipeline].get(action.node)
         pipeline = decision.after.pipelines[action.pipeline]
         device = self._devices[action.device] if action.device is not None else None
+        share = node.share if node is not None and device is not None else action.share
+        action_id = f"start:{action.node}"
         granted = substage_grant(
             attempt_id=row.attempt_id,
             node=row.node,
             device=device,
-            share=node.share if node is not None and device is not None else action.share,
+            share=share,
             slot=":".join(slot_of(pipeline.id, pipeline.weights_key, pipeline.fusible, Kind(row.kind))),
             speed=decision.after.speed.get((action.pipeline, action.node), 1.0),
             reason=action.reason,
-            action_id=f"start:{action.node}",
+            action_id=action_id,
             now=now,
         )
         if not granted:
             raise LostRace(f"{row.node} of attempt {row.attempt_id} changed meanwhile")
+        row.device, row.share, row.action_id = device, share, action_id
         if device is not None:
             self._use(device, self._attempts[action.pipeline].job, now)
 

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from django.conf import settings
+
 from scheduler.shell.cluster import PipelineGone
 from workers.chain import rollout_part, train_chain
 from workers.grants import Desk, Gang, Lease
@@ -225,7 +227,7 @@ class Gate:
 
 
 class FakeCluster:
-    """One node of ``cpus`` devices. ``before_step`` is asked at each step of each pipeline."""
+    """One node of ``cpus`` CPU devices. ``before_step`` is asked at each step of each pipeline."""
 
     def __init__(
         self, cpus: int = 2, before_step: Callable | None = None, during: Callable | None = None
@@ -241,7 +243,8 @@ class FakeCluster:
         self._before_step, self._during = before_step, during
 
     async def nodes(self) -> list[NodeSeen]:
-        return [NodeSeen("local", "f" * 56, "127.0.0.1", self.cpus, 0, "", 8 << 30)] if self.cpus else []
+        threads = self.cpus * settings.CPU_DEVICE_THREADS
+        return [NodeSeen("local", "f" * 56, "127.0.0.1", threads, 0, "", 8 << 30)] if self.cpus else []
 
     async def start(self, order: Launch) -> FakePipeline:
         self.launched.append(order)

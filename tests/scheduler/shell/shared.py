@@ -8,11 +8,13 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from asgiref.sync import sync_to_async
+from django.conf import settings
 
 from backend.jobs.models import Job
 from backend.metering.selectors import accounting
 from backend.metering.services import pool_meter
 from backend.pool.models import Allotment, Device, DeviceCalibration, SubStage
+from backend.pool.services import DeviceSeen
 from scheduler.core.interference import Character
 from scheduler.shell.inventory import devices_of
 from tests import factories
@@ -30,7 +32,7 @@ ALONE = {
 }
 #: A first step is expected to take some seconds: longer than the fake ones that are looked at.
 RATES = Rates(
-    prefill_s=1e-3, decode_floor_s=0.05, decode_row_s=1e-4, logprob_s=1e-3, update_s=4e-3, sync_s=0.1
+    prefill_s=1e-3, decode_floor_s=0.1, decode_row_s=1e-4, logprob_s=1e-3, update_s=4e-3, sync_s=0.1
 )
 
 
@@ -46,10 +48,17 @@ def calibration() -> Calibration:
     )
 
 
+def one_device() -> DeviceSeen:
+    """As ``FakeCluster`` has them."""
+    threads = settings.CPU_DEVICE_THREADS
+    node = NodeSeen("local", "f" * 56, "127.0.0.1", threads, 0, "", 8 << 30)
+    (seen,) = devices_of(node, threads_per_device=threads, gpu_memory_bytes=0)
+    return seen
+
+
 def calibrate() -> None:
     """What ``manage.py calibrate_pool`` would have left for the devices of ``FakeCluster``."""
-    node = NodeSeen("local", "f" * 56, "127.0.0.1", 1, 0, "", 8 << 30)
-    (seen,) = devices_of(node, threads_per_device=1, gpu_memory_bytes=0)
+    seen = one_device()
     DeviceCalibration.objects.create(
         device_type=seen.type,
         threads=seen.threads,

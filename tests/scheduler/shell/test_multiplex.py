@@ -148,6 +148,8 @@ class Streaming:
         self.early = Gate(lambda pipeline, offer: early(pipeline, offer) and not offer.yielded)
 
     async def during(self, pipeline: FakePipeline, offer: Offer) -> None:
+        if at(SubStageKind.DECODE, 0, self.one)(pipeline, offer):
+            await self.rolls.reached.wait()
         for gate in (self.tail, self.rolls, self.early):
             await gate(pipeline, offer)
 

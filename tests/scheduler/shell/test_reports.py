@@ -180,9 +180,10 @@ def test_our_fault_is_credited_and_the_tenants_own_is_not(attempt, device, kind,
     grant(attempt, device)
     start = time.time() - 5
     say(attempt, 2, Finished(node="s0.w0.update.1", started_at=start, ended_at=start + 5, tokens=5))
+    say(attempt, 3, done())
     job.refresh_from_db()
     assert job.cost_micro_usd > 0
-    say(attempt, 3, Ended(outcome="failed", failure=Failure(kind=kind, message="because")))
+    say(attempt, 4, Ended(outcome="failed", failure=Failure(kind=kind, message="because")))
     job.refresh_from_db()
     assert (job.cost_micro_usd > 0) is billed
     assert job.status == (JobStatus.FAILED if billed else JobStatus.QUEUED)
