@@ -153,8 +153,7 @@ CELERY_BEAT_SCHEDULE = {
 CELERY_BEAT_SCHEDULE_FILENAME = str(VAR_DIR / "celerybeat-schedule")
 
 SCHEDULER_POLICY = env.text("JIGSAW_POLICY", "lookahead")
-# Two threads in one process stall each other when a neighbour is busy: one device per core by default.
-# Two: so that one job may train on a device while another rolls out there.
+# Two: one job can train on a device while another rolls out there, a thread each.
 CPU_DEVICE_THREADS = env.integer("JIGSAW_CPU_DEVICE_THREADS", min(2, os.cpu_count() or 1))
 GPU_MEMORY_BYTES = env.integer("JIGSAW_GPU_MEMORY_BYTES", 80 << 30)
 # What one hour of one whole device costs, in micro-dollars, by device kind.

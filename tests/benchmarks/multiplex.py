@@ -248,13 +248,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=0, help="steps of every job (default: by mix)")
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of one device")
+    parser.add_argument("--var", type=Path, help="keep the service's files there")
     parser.add_argument("--json", type=Path, help="write the numbers there")
     asked = parser.parse_args(arguments)
     console = Console()
     ensure_smollm2(Path(os.environ.get("JIGSAW_MODELS_DIR", paths.var_dir() / "models")))
     report: dict[str, Any] = {"devices": asked.devices, "threads": asked.threads, "mixes": {}}
     with tempfile.TemporaryDirectory(prefix="multiplex-") as folder:
-        bench = Bench(Path(folder) / "var", asked.threads, asked.devices, console)
+        bench = Bench(asked.var or Path(folder) / "var", asked.threads, asked.devices, console)
         for mix in asked.mixes.split(","):
             tasks = MIXES[mix](asked.steps or STEPS[mix])
             runs: dict[str, list[dict[str, Any]]] = {policy: [] for policy in asked.policies.split(",")}
