@@ -66,8 +66,10 @@ def _rollout(
     upper = sequences
     for part, kind in enumerate(rollout_chain(spec)):
         if kind is SubStageKind.PREFILL:
-            seconds = sequences * prompt_tokens * rates.prefill_s
-            yield Segment(Kind.PREFILL, seconds, seconds * LATE, sequences, tokens=sequences * prompt_tokens)
+            # A group's prompt is computed once.
+            tokens = sequences // spec.rl.group_size * prompt_tokens
+            seconds = tokens * rates.prefill_s
+            yield Segment(Kind.PREFILL, seconds, seconds * LATE, sequences, tokens=tokens)
         elif part == TOOL:
             seconds = _tools_s(spec)
             yield Segment(Kind.TOOL, seconds, seconds * LATE, sequences)

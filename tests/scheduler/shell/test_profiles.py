@@ -35,7 +35,7 @@ def test_a_prior_shrinks_the_batch_along_a_line():
     """
     outlook = priors.prior(spec(), RATES, saturation=16, prompt_tokens=10, streams=False)
     assert seconds(outlook) == [
-        ("prefill", pytest.approx(3.2)),
+        ("prefill", pytest.approx(0.4)),
         ("decode", pytest.approx(17 * 2 * 3.4)),
         ("tail", 0.0),
         ("tail", pytest.approx(8 * 2 * 2.15)),
