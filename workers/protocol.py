@@ -270,6 +270,9 @@ class Calibration(Message):
     rates: Rates
     parameters: int = Field(description="of the model that was measured: others are taken in proportion")
     source: Text = Field(description="what was measured, where and when")
+    disturbed: float | None = Field(
+        None, description="share of the measuring time that compute threads waited; None: not known"
+    )
 
 
 def pipeline_name(attempt_id: int) -> str:

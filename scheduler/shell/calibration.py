@@ -29,6 +29,8 @@ from workers.protocol import Calibration
 
 #: The model that an embedded set-up measures with, if it is on disk.
 BUILT_IN = "SmolLM2-135M-Instruct"
+#: What waited for processors for a larger share of its time is measured again at the next start.
+MOST_DISTURBED = 0.1
 #: How often it is looked whether a device has become free.
 LOOK_EVERY_S = 1.0
 
@@ -101,7 +103,14 @@ def one_of_each_type(*, without: Collection[Type] = ()) -> list[Device]:
 
 
 def measured_types() -> set[Type]:
-    return set(DeviceCalibration.objects.values_list("device_type", "threads"))
+    """Types of which something is known that other programs did not disturb."""
+    rows = DeviceCalibration.objects.all()
+    return {(row.device_type, row.threads) for row in rows if calm(row.values.get("disturbed"))}
+
+
+def calm(disturbed: float | None) -> bool:
+    """What nobody knows of is taken for calm: it would not be known the next time either."""
+    return disturbed is None or disturbed <= MOST_DISTURBED
 
 
 def all_measured() -> bool:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import torch
 
-from workers.calibrate.work import STEPS, Case, Character, Work, units
+from workers.calibrate.derive import CALM
+from workers.calibrate.waiting import Piece, counts, waited
+from workers.calibrate.work import STEPS, Case, Character, Effort, Work, units
 from workers.engines.engine import TorchEngine
 from workers.engines.precision import choose_dtype
 from workers.engines.sequences import Request
@@ -61,19 +63,25 @@ class Bench:
 
     # ------------------------------------------------------------ measuring
 
-    def alone(self, cases: Sequence[Case], repetitions: int, case_s: float) -> list[list[float]]:
-        """Seconds of each case, ``repetitions`` times, or at least twice until that took ``case_s``.
+    def alone(self, cases: Sequence[Case], effort: Effort, spare_s: float) -> list[list[Piece]]:
+        """Pieces of each case, as many as the effort asks for. What was disturbed does not count, and is
+        computed again while less than ``spare_s`` have gone by since the call.
 
         In turn, so that what disturbs the machine for a while disturbs all cases alike.
         """
+        until = time.monotonic() + spare_s
         for work in {case.work.character: case.work for case in cases}.values():
             self.warm(Case(work, share=1.0))
-        seconds: list[list[float]] = [[] for _ in cases]
-        for turn in range(repetitions):
-            for case, row in zip(cases, seconds, strict=True):
-                if turn < 2 or sum(row) * units(case.work) < case_s:
+        found: list[list[Piece]] = [[] for _ in cases]
+        for turn in range(effort.repetitions * effort.attempts):
+            again = turn >= effort.repetitions
+            for case, row in zip(cases, found, strict=True):
+                if again and time.monotonic() >= until:
+                    return found
+                counted = [piece for piece in row if piece.disturbed <= CALM] if again else row
+                if not _enough(case, counted, effort):
                     row.append(self._timed(case))
-        return seconds
+        return found
 
     def warm(self, case: Case) -> None:
         """Compute the case once."""
@@ -83,9 +91,9 @@ class Bench:
         """Epoch seconds here, which is what windows are told in."""
         return time.time()
 
-    def repeat(self, case: Case, begins: float, ends: float) -> list[float] | None:
-        """Compute from ``begins`` until ``ends`` (by ``clock``); seconds of the pieces that ended in time.
-        None when it came too late to begin then.
+    def repeat(self, case: Case, begins: float, ends: float) -> list[Piece] | None:
+        """Compute from ``begins`` until ``ends`` (by ``clock``); the pieces that ended in time.
+        None when it came too late to begin then, or had no processor in all that time.
 
         A first piece that does not end in time counts with the interval: it is at least that slow.
         """
@@ -93,12 +101,15 @@ class Bench:
         if ahead < 0:
             return None
         time.sleep(ahead)
-        found: list[float] = []
+        found: list[Piece] = []
+        last: Piece | None = None
         while time.time() < ends:
-            seconds = self._timed(case)
+            last = self._timed(case)
             if time.time() <= ends:
-                found.append(seconds)
-        return found or [(ends - begins) / units(case.work)]
+                found.append(last)
+        if last is None:
+            return None
+        return found or [last.per(last.seconds * units(case.work) / (ends - begins))]
 
     def tokens(self, work: Work) -> int:
         """Tokens that a piece computes; a prompt that several samples have in common counts once."""
@@ -107,15 +118,18 @@ class Bench:
         batch = self._batch(work.size)
         return sum(map(len, set(batch.prompts))) + sum(map(len, batch.completions))
 
-    def _timed(self, case: Case) -> float:
-        """Seconds of one piece; of one step of a decode."""
+    def _timed(self, case: Case) -> Piece:
+        """One piece; one step of a decode."""
         with self._limit(case.share):
             run = self._prepared(case.work)
             self._wait()
+            before = counts()
             started = time.perf_counter()
             run()
             self._wait()
-            return (time.perf_counter() - started) / units(case.work)
+            seconds = time.perf_counter() - started
+            idle = waited(before, counts(), seconds)
+        return Piece(seconds, idle).per(units(case.work))
 
     def _wait(self) -> None:
         if self._where.type == "cuda":
@@ -183,3 +197,8 @@ class Bench:
 
     def _length(self, tokens: int) -> int:
         return max(1, int(tokens * self._scale))
+
+
+def _enough(case: Case, pieces: Sequence[Piece], effort: Effort) -> bool:
+    spent = sum(piece.seconds for piece in pieces) * units(case.work)
+    return len(pieces) >= effort.repetitions or (len(pieces) >= 2 and spent >= effort.case_s)

@@ -2,13 +2,15 @@
 
 Measurements are noisy, physics is not: more of a device never makes a sub-stage slower, company never makes
 it faster, and a larger batch never makes a decode step shorter. Values that say otherwise are put right.
+Other programs only ever add time: it is taken from the repetitions that they disturbed least.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 
+from workers.calibrate.waiting import Piece
 from workers.calibrate.work import Character
 
 Pair = tuple[Character, Character]
@@ -19,6 +21,8 @@ WORTH_DOUBLING = 1 / 3
 LEAST_FLOOR_S = 1e-6
 #: Digits that are kept of a factor.
 DIGITS = 4
+#: What waited for processors for a larger share of its time was disturbed, and is measured again.
+CALM = 0.05
 
 #: Whose measurement stands in for that of a character which was left out: the same resource binds both.
 STAND_IN = {
@@ -27,6 +31,34 @@ STAND_IN = {
     Character.TAIL: Character.DECODE,
     Character.THIN: Character.DECODE,
 }
+
+
+def calmest(pieces: Sequence[Piece]) -> list[Piece]:
+    """Those that were not disturbed; the one that was so least, where all were."""
+    calm = [piece for piece in pieces if piece.disturbed <= CALM]
+    return calm or [min(pieces, key=lambda piece: piece.disturbed)]
+
+
+def typical(pieces: Sequence[Piece]) -> float:
+    """Seconds without waiting: the lower quartile.
+
+    A median rises when the machine is slow for a while for reasons that nobody counts. The least falls with
+    the number of repetitions, and beside another it is the piece that happened to have no company.
+
+    >>> typical([Piece(seconds, 0.0) for seconds in (3.0, 1.0, 9.0, 2.0, 8.0)])
+    2.0
+    """
+    ordered = sorted(piece.undisturbed for piece in pieces)
+    return ordered[(len(ordered) - 1) // 4]
+
+
+def disturbed(pieces: Iterable[Piece]) -> float | None:
+    """Share of their time that they waited for processors; None where that is not known."""
+    pairs = [(piece.seconds, piece.waited) for piece in pieces]
+    known = [waited for _, waited in pairs if waited is not None]
+    if len(known) < len(pairs) or not pairs:
+        return None
+    return round(sum(known) / sum(seconds for seconds, _ in pairs), DIGITS)
 
 
 def slowdowns(seconds: Sequence[float]) -> tuple[float, ...]:

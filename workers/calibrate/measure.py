@@ -5,6 +5,9 @@
 
 A pair is measured while both compute: each is warmed up, then both repeat their piece between the same two
 instants, each on its half of the device, and only what ended by then counts.
+
+What had to wait for processors, because other programs used them, is measured again for a while. Values come
+from the repetitions that waited least, without the time that those waited.
 """
 
 from __future__ import annotations
@@ -13,10 +16,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from statistics import median
+from itertools import chain
 from typing import Any, Protocol
 
 from workers.calibrate import derive
+from workers.calibrate.waiting import Piece
 from workers.calibrate.work import (
     PREFILL_PROMPTS,
     TAIL_BATCH,
@@ -32,6 +36,8 @@ from workers.calibrate.work import (
 )
 from workers.protocol import Calibration, DeviceRef, Rates
 
+#: Parts of the time limit at which nothing of that is measured again, so that something is left for the rest.
+STEPS_UNTIL, ALONE_UNTIL, PAIRS_UNTIL = 1 / 6, 1 / 3, 1 / 2
 #: So long before a window both processes get their orders; a busy machine takes longer to hand them over.
 LEADS_S = (0.1, 0.5, 2.5)
 #: So many pieces of the longer work, as it is alone, a window holds: slowed down by less, one at least fits.
@@ -54,6 +60,7 @@ class Measurement:
     other: Process | None
     say: Callable[[str], None]
     _deadline: float = field(init=False)
+    _used: list[Piece] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self._deadline = time.monotonic() + self.effort.limit_s
@@ -72,13 +79,15 @@ class Measurement:
         shared = {
             name: [row[share] for share in shares] for name, row in alone.items() if len(row) == len(shares)
         }
+        beside = self._beside(works, alone)
         return Calibration(
             shares=shares,
             alone={name.value: row for name, row in derive.alone(shared).items()},
-            beside={"|".join(pair): factor for pair, factor in self._beside(works, alone).items()},
+            beside={"|".join(pair): factor for pair, factor in beside.items()},
             saturation_batch=saturation,
             rates=self._rates(works, whole, steps),
             parameters=parameters,
+            disturbed=derive.disturbed(self._used),
             source=f"{source}, {dtype}, {self.effort.name} measurement",
         )
 
@@ -88,7 +97,7 @@ class Measurement:
         """Seconds of a step of the whole device by batch."""
         sizes = batches(self.effort.largest_batch[self.device.kind])
         cases = [Case(Work(Character.DECODE, size), share=1.0) for size in sizes]
-        return derive.rising(dict(zip(sizes, self._medians(cases), strict=True)))
+        return derive.rising(dict(zip(sizes, self._seconds(cases, STEPS_UNTIL), strict=True)))
 
     def _works(self, saturation: int) -> dict[Character, Work]:
         sizes = {
@@ -113,7 +122,7 @@ class Measurement:
             if share == 1 or name in self.effort.shared
         ]
         found: dict[Character, dict[float, float]] = {name: {} for name in works}
-        for case, seconds in zip(cases, self._medians(cases), strict=True):
+        for case, seconds in zip(cases, self._seconds(cases, ALONE_UNTIL), strict=True):
             found[case.work.character][case.share] = seconds
         return found
 
@@ -150,24 +159,48 @@ class Measurement:
         return derive.filled(found)
 
     def _together(self, cases: Sequence[Case], apart: Sequence[float]) -> list[float]:
-        """Median seconds of each while the other computes."""
+        """Seconds of each while the other computes, from the window in which neither waited much.
+
+        Pieces of different windows do not mix: one that ran well while its partner waited had no company.
+        """
         assert self.other is not None
         both = list(zip((self.one, self.other), cases, strict=True))
         self._all(*(process.ask("warm", case) for process, case in both))
         longest = max(seconds * units(case.work) for seconds, case in zip(apart, cases, strict=True))
         window = max(self.effort.window_s, PIECES * longest)
+        calmest = self._window(both, window)
+        for _ in range(self.effort.attempts - 1):
+            if _waited(calmest) <= derive.CALM or self._spare_s(PAIRS_UNTIL) == 0:
+                break
+            calmest = min(calmest, self._window(both, window), key=_waited)
+        self._used += chain.from_iterable(calmest)
+        return [derive.typical(pieces) for pieces in calmest]
+
+    def _window(self, both: Sequence[tuple[Process, Case]], window: float) -> list[list[Piece]]:
         for lead in LEADS_S:
             begins = self._all(self.one.ask("clock"))[0] + lead
             seen = self._all(
                 *(process.ask("repeat", case, begins, begins + window) for process, case in both)
             )
             if None not in seen:
-                return [median(seconds) for seconds in seen]
+                return seen
         raise TimeoutError
 
-    def _medians(self, cases: Sequence[Case]) -> list[float]:
-        (seconds,) = self._all(self.one.ask("alone", cases, self.effort.repetitions, self.effort.case_s))
-        return [median(row) for row in seconds]
+    def _seconds(self, cases: Sequence[Case], until: float) -> list[float]:
+        """Of each case with nobody else on the device."""
+        (found,) = self._all(self.one.ask("alone", cases, self.effort, self._spare_s(until)))
+        calmest = [derive.calmest(row) for row in found]
+        self._used += chain.from_iterable(calmest)
+        return [derive.typical(pieces) for pieces in calmest]
+
+    def _spare_s(self, until: float) -> float:
+        """Seconds to that part of the time limit."""
+        return max(0.0, self._deadline - time.monotonic() - (1 - until) * self.effort.limit_s)
 
     def _all(self, *answers: Future[Any]) -> list[Any]:
         return [answer.result(timeout=max(0.0, self._deadline - time.monotonic())) for answer in answers]
+
+
+def _waited(window: Sequence[Sequence[Piece]]) -> float:
+    """Share of the window that the process of the two waited which waited more; 0 where it is not known."""
+    return max(derive.disturbed(pieces) or 0.0 for pieces in window)

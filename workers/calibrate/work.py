@@ -62,7 +62,8 @@ class Effort:
 
     A case is timed ``repetitions`` times, or at least twice until that took ``case_s``. ``shared`` are
     measured at about ``most_shares`` shares, ``pairs`` by two processes at once for ``window_s``, or longer
-    where pieces are. After ``limit_s`` the measurement is given up. What is left out has stand-ins
+    where pieces are. What other programs disturbed is measured up to ``attempts`` times, as long as half of
+    ``limit_s`` is not over; after all of it the measurement is given up. What is left out has stand-ins
     (``workers.calibrate.derive.STAND_IN``).
     """
 
@@ -75,6 +76,7 @@ class Effort:
     most_shares: int
     pairs: tuple[tuple[Character, Character], ...]
     window_s: float
+    attempts: int
     limit_s: float
 
 
@@ -94,6 +96,7 @@ SHORT = Effort(
         (Character.UPDATE, Character.UPDATE),
     ),
     window_s=0.4,
+    attempts=4,
     limit_s=90.0,
 )
 #: Less than two minutes with a small model. Nobody computes beside a sync for long enough to matter.
@@ -107,6 +110,7 @@ FULL = Effort(
     most_shares=8,
     pairs=tuple(combinations_with_replacement([c for c in Character if c is not Character.SYNC], 2)),
     window_s=1.0,
+    attempts=4,
     limit_s=600.0,
 )
 

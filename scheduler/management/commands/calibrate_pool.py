@@ -21,6 +21,7 @@ from scheduler.shell.calibration import (
     NotMeasurable,
     all_measured,
     calibration_store,
+    calm,
     device_named,
     held,
     measured_types,
@@ -50,7 +51,8 @@ class Command(BaseCommand):
         parser.add_argument(
             "--first",
             action="store_true",
-            help="only types of which nothing is known, before a scheduler leads: nothing is drained",
+            help="only types of which nothing is known, or what was measured while other programs computed; "
+            "before a scheduler leads: nothing is drained",
         )
 
     def handle(
@@ -127,6 +129,11 @@ class Command(BaseCommand):
                         say=self._say,
                     )
                 calibration_store(device=at, model=model.name, values=values, now=datetime.now(UTC))
+                if not calm(values.disturbed):
+                    self._say(
+                        f"{at.name} was busy with other programs: {values.disturbed:.0%} of the time threads "
+                        "waited for a processor. What was found is used, and the next start measures again"
+                    )
                 found.append((at, values))
         except CalibrationFailed as error:
             raise NotMeasurable(str(error)) from None
@@ -155,6 +162,7 @@ def _rates(title: str, values: Calibration) -> Table:
         "logprob": f"{1 / rates.logprob_s:,.0f} tokens/s",
         "update": f"{1 / rates.update_s:,.0f} tokens/s",
         "sync": f"{rates.sync_s * 1000:.0f} ms",
+        "disturbed": "not known" if values.disturbed is None else f"{values.disturbed:.1%} of the time",
     }.items():
         table.add_row(name, text)
     return table

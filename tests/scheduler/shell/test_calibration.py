@@ -28,6 +28,8 @@ from scheduler.shell.calibration import (
 )
 from tests import factories
 from tests.backend.metering.conftest import ada, finish, grant
+from workers import launch
+from workers.calibrate import processes
 from workers.launch import NodeSeen
 from workers.protocol import Calibration, Rates
 
@@ -39,7 +41,7 @@ NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 CHARACTERS = ("prefill", "decode", "tail", "thin", "logprob", "update", "sync")
 
 
-def values(saturation: int = 32) -> Calibration:
+def values(saturation: int = 32, disturbed: float | None = 0.0) -> Calibration:
     return Calibration(
         shares=(0.5, 1.0),
         alone=dict.fromkeys(CHARACTERS, (1.25, 1.0)),
@@ -55,6 +57,7 @@ def values(saturation: int = 32) -> Calibration:
         ),
         parameters=1_000_000,
         source="a test",
+        disturbed=disturbed,
     )
 
 
@@ -142,6 +145,48 @@ def test_a_start_without_anything_new_needs_no_cluster(devices: list[Device], se
     assert not all_measured()
     Device.objects.all().delete()
     assert not all_measured()
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "known"), [(0.0, True), (0.1, True), (0.11, False), (0.9, False), (None, True)]
+)
+def test_what_others_disturbed_is_used_but_measured_again(
+    devices: list[Device], disturbed: float | None, known: bool
+) -> None:
+    calibration_store(device=devices[0], model="tiny", values=values(disturbed=disturbed), now=NOW)
+    assert all_measured() == known
+    assert bool(one_of_each_type(without=measured_types())) != known
+    assert type_name(devices[0]) in calibrated(Calibrated()).tables
+
+
+def test_one_calm_measurement_of_a_type_is_enough(devices: list[Device]) -> None:
+    """Also one from before it was known how disturbed it was."""
+    calibration_store(device=devices[0], model="tiny", values=values(disturbed=0.5), now=NOW)
+    row = calibration_store(device=devices[0], model="other", values=values(), now=NOW)
+    assert all_measured()
+    del row.values["disturbed"]
+    row.save()
+    assert all_measured()
+
+
+def test_the_command_says_when_it_was_disturbed(
+    devices: list[Device], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    factories.base_model(tmp_path / "tiny", name="tiny")
+    monkeypatch.setenv("RAY_ADDRESS", "nowhere")
+    monkeypatch.setattr(launch, "connect", lambda address: None)
+    monkeypatch.setattr(launch, "disconnect", lambda: None)
+    monkeypatch.setattr(processes, "calibrate", lambda *_args, **_names: values(disturbed=0.25))
+    call_command("calibrate_pool", short=True)
+    said = capsys.readouterr().out
+    assert "n/cpu0 was busy with other programs: 25% of the time" in said
+    assert "25.0% of the time" in said
+    assert measured_types() == set()
+    monkeypatch.setattr(processes, "calibrate", lambda *_args, **_names: values(disturbed=0.02))
+    call_command("calibrate_pool", short=True)
+    said = capsys.readouterr().out
+    assert "busy with other programs" not in said
+    assert "2.0% of the time" in said
 
 
 def test_without_a_model_the_command_says_so(devices: list[Device]) -> None:
