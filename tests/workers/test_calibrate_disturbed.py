@@ -67,6 +67,7 @@ def test_what_waited_least_is_taken_without_its_waiting() -> None:
     calm, waits, worse = Piece(2.0, 0.0), Piece(3.0, 0.6), Piece(3.0, 1.5)
     assert calmest([worse, calm, waits]) == [calm]
     assert calmest([worse, waits]) == [waits]
+    assert calmest([worse, waits, worse]) == [waits, worse]
     assert typical([waits]) == pytest.approx(2.4)
     assert derive.disturbed([calm, waits]) == pytest.approx(0.12)
 

@@ -37,7 +37,7 @@ from workers.calibrate.work import (
 from workers.protocol import Calibration, DeviceRef, Rates
 
 #: Parts of the time limit at which nothing of that is measured again, so that something is left for the rest.
-STEPS_UNTIL, ALONE_UNTIL, PAIRS_UNTIL = 1 / 6, 1 / 3, 1 / 2
+STEPS_UNTIL, ALONE_UNTIL, PAIRS_UNTIL = 1 / 8, 1 / 4, 3 / 8
 #: So long before a window both processes get their orders; a busy machine takes longer to hand them over.
 LEADS_S = (0.1, 0.5, 2.5)
 #: So many pieces of the longer work, as it is alone, a window holds: slowed down by less, one at least fits.

@@ -62,8 +62,8 @@ class Effort:
 
     A case is timed ``repetitions`` times, or at least twice until that took ``case_s``. ``shared`` are
     measured at about ``most_shares`` shares, ``pairs`` by two processes at once for ``window_s``, or longer
-    where pieces are. What other programs disturbed is measured up to ``attempts`` times, as long as half of
-    ``limit_s`` is not over; after all of it the measurement is given up. What is left out has stand-ins
+    where pieces are. What other programs disturbed is measured up to ``attempts`` times in the
+    first part of ``limit_s``; after all of it the measurement is given up. What is left out has stand-ins
     (``workers.calibrate.derive.STAND_IN``).
     """
 
@@ -97,7 +97,7 @@ SHORT = Effort(
     ),
     window_s=0.4,
     attempts=4,
-    limit_s=90.0,
+    limit_s=120.0,
 )
 #: Less than two minutes with a small model. Nobody computes beside a sync for long enough to matter.
 FULL = Effort(
