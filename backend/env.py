@@ -5,6 +5,7 @@ Every secret may be given as ``NAME`` or as ``NAME_FILE``, the path of a file th
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -38,6 +39,18 @@ def integer(name: str, default: int) -> int:
         return int(value)
     except ValueError:
         raise ImproperlyConfigured(f"{name} must be a whole number; got {value!r}") from None
+
+
+def at_least(name: str, default: float, least: float) -> float:
+    """A number that is not below ``least``."""
+    text = os.environ.get(name)
+    try:
+        value = default if text is None else float(text)
+    except ValueError:
+        value = math.nan
+    if not value >= least:
+        raise ImproperlyConfigured(f"{name} must be a number of at least {least:g}; got {text!r}")
+    return value
 
 
 def words(name: str, default: str) -> list[str]:

@@ -153,6 +153,8 @@ CELERY_BEAT_SCHEDULE = {
 CELERY_BEAT_SCHEDULE_FILENAME = str(VAR_DIR / "celerybeat-schedule")
 
 SCHEDULER_POLICY = env.text("JIGSAW_POLICY", "lookahead")
+# How many times as long as alone a step may take by what is packed beside it: admission keeps to it.
+LATENCY_CAP = env.at_least("JIGSAW_LATENCY_CAP", 2.0, least=1.0)
 # Two: one job can train on a device while another rolls out there, a thread each.
 CPU_DEVICE_THREADS = env.integer("JIGSAW_CPU_DEVICE_THREADS", min(2, os.cpu_count() or 1))
 GPU_MEMORY_BYTES = env.integer("JIGSAW_GPU_MEMORY_BYTES", 80 << 30)

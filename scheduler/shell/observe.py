@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from django.conf import settings
 from django.db import transaction
 from django.db.models import F, Sum
 
@@ -27,8 +28,6 @@ from scheduler.shell import priors
 from scheduler.shell.calibrated import type_name
 from scheduler.shell.facts import NOWHERE, Ground, Lore, demand_of
 from scheduler.shell.profiles import ROLLING, solo_seconds
-
-LATENCY_CAP = 1.5
 
 Key = tuple[int, str]
 
@@ -179,7 +178,7 @@ def _queued(job: Job, lore: Lore, ground: Ground) -> state.QueuedJob:
         weights_bytes=job.weights_bytes,
         run_bytes=job.run_bytes,
         priority=job.priority,
-        latency_cap=LATENCY_CAP,
+        latency_cap=settings.LATENCY_CAP,
     )
     facts = lore.of(job.pk)
     if facts is None:
@@ -214,7 +213,7 @@ def _pipeline(
         holds=tuple(held[worker] for worker in sorted(held)),
         priority=job.priority,
         step_seconds=attempt.step_seconds,
-        latency_cap=LATENCY_CAP,
+        latency_cap=settings.LATENCY_CAP,
         step_began=(attempt.step_began_at or now).timestamp(),
         stepped=job.steps_done,
     )
