@@ -49,8 +49,13 @@ def test_only_threads_that_compute_are_waited_for() -> None:
 
 
 def test_threads_of_one_operation_hold_each_other_up() -> None:
-    after = {"1": (50 * MS, 50 * MS), "2": (50 * MS, 20 * MS)}
+    after = {"1": (30 * MS, 50 * MS), "2": (20 * MS, 20 * MS)}
     assert waited({}, after, 0.1) == pytest.approx(0.06)
+
+
+def test_nothing_takes_less_than_its_busiest_thread_ran() -> None:
+    after = {"1": (50 * MS, 50 * MS), "2": (30 * MS, 40 * MS)}
+    assert waited({}, after, 0.1) == pytest.approx(0.05)
     assert waited({}, {"1": (0, 500 * MS)}, 0.1) == pytest.approx(0.1)
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 TASKS = Path("/proc/self/task")
 NANO = 1e-9
+#: A thread computes when it runs at least for this part of the time of the busiest one.
+COMPUTES = 0.1
 
 #: By thread: nanoseconds that it ran, and that it waited.
 Counts = Mapping[str, tuple[int, int]]
@@ -66,10 +68,10 @@ def waited(before: Counts | None, after: Counts | None, seconds: float) -> float
     """Those of the ``seconds`` between two looks in which a compute thread waited; None: not known.
 
     Threads of one operation wait for each other, so each one's waiting holds up all; when several waited is
-    not known, and taken for chance. Compute threads are those that were busy, running or waiting, for at
-    least half as long as the busiest: others do no part of the work.
+    not known, and taken for chance. Never is it so much that less were left than the busiest thread ran.
+    Threads that hardly ran do no part of the work.
 
-    >>> before, after = {"1": (0, 0)}, {"1": (500_000_000, 500_000_000), "2": (500_000_000, 200_000_000)}
+    >>> before, after = {"1": (0, 0)}, {"1": (300_000_000, 500_000_000), "2": (200_000_000, 200_000_000)}
     >>> waited(before, after | {"3": (1_000, 300_000_000)}, 1.0)
     0.6
     """
@@ -78,11 +80,12 @@ def waited(before: Counts | None, after: Counts | None, seconds: float) -> float
     spent = []
     for thread, (ran, waiting) in after.items():
         ran_before, waiting_before = before.get(thread, (0, 0))
-        spent.append((ran - ran_before + waiting - waiting_before, waiting - waiting_before))
-    busiest = max(busy for busy, _ in spent)
+        spent.append(((ran - ran_before) * NANO, (waiting - waiting_before) * NANO))
+    most = max(ran for ran, _ in spent)
     # What a thread waited earlier is counted when it gets its processor, so it can be more than all.
-    shares = [min(1.0, waiting * NANO / seconds) for busy, waiting in spent if 2 * busy >= busiest]
-    return seconds * (1 - prod(1 - share for share in shares))
+    shares = [min(1.0, waiting / seconds) for ran, waiting in spent if COMPUTES * most <= ran]
+    some = seconds * (1 - prod(1 - share for share in shares))
+    return max(0.0, min(some, seconds - most))
 
 
 def _numbers(thread: Path) -> tuple[int, int, int]:
