@@ -79,16 +79,19 @@ def _newest_checkpoint(job: Job) -> Checkpoint | None:
     )
 
 
-def attempt_fence(*, attempt_id: int, seq: int) -> Attempt | None:
-    """Lock the attempt and claim report ``seq``; None when it was applied before or the attempt is over.
+def attempt_fence(*, attempt_id: int, seq: int, count: int = 1) -> Attempt | None:
+    """Lock the attempt and its job, and claim ``count`` reports from ``seq`` on; None when that is not the
+    next one, or the attempt is over.
 
-    Call inside the transaction that applies the report.
+    Call inside the transaction that applies the reports.
     """
-    attempt = Attempt.objects.select_for_update(of=("self",)).select_related("job").get(pk=attempt_id)
+    # The weaker lock: rows that point to the attempt may still be written meanwhile.
+    locked = Attempt.objects.select_for_update(no_key=True, of=("self", "job")).select_related("job")
+    attempt = locked.defer("profile", "job__spec", "job__metadata").get(pk=attempt_id)
     if AttemptStatus(attempt.status) in ATTEMPT_TERMINAL or seq != attempt.report_seq + 1:
         return None
-    attempt.report_seq = seq
-    attempt.save(update_fields=["report_seq"])
+    attempt.report_seq = seq + count - 1
+    Attempt.objects.filter(pk=attempt.pk).update(report_seq=attempt.report_seq)
     if attempt.status == AttemptStatus.STARTING:
         attempt_status_change(
             attempt=attempt, new=AttemptStatus.RUNNING, reason=Reason.STARTED, actor=SCHEDULER
@@ -100,12 +103,16 @@ def attempt_fence(*, attempt_id: int, seq: int) -> Attempt | None:
 def step_record(*, attempt: Attempt, done: StepDone) -> None:
     """Keep a trained step's numbers and samples. A step run again after a resume replaces its first run."""
     job = attempt.job
-    before = StepMetrics.objects.filter(job=job, step=done.step).first()
-    tokens = int(done.metrics["tokens"]) - (int(before.values["tokens"]) if before else 0)
-    StepMetrics.objects.update_or_create(
-        job=job, step=done.step, defaults={"attempt": attempt, "values": done.metrics}
+    before = StepMetrics.objects.filter(job=job, step=done.step).values_list("values", flat=True).first()
+    tokens = int(done.metrics["tokens"]) - (int(before["tokens"]) if before else 0)
+    StepMetrics.objects.bulk_create(
+        [StepMetrics(job=job, step=done.step, attempt=attempt, values=done.metrics)],
+        update_conflicts=True,
+        unique_fields=["job", "step"],
+        update_fields=["attempt", "values"],
     )
-    Sample.objects.filter(job=job, step=done.step).delete()
+    if before is not None:
+        Sample.objects.filter(job=job, step=done.step).delete()
     Sample.objects.bulk_create(
         Sample(
             job=job,

@@ -9,7 +9,7 @@ what is under way; the bill is by compute.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from django.db.models import F, Max, Min
@@ -25,14 +25,6 @@ def service_add(*, attempt: Attempt, device_seconds: float) -> None:
     Organization.objects.filter(jobs__attempts=attempt.pk).update(
         service=F("service") + device_seconds / F("weight")
     )
-
-
-def services_add(device_seconds: Mapping[int, float]) -> None:
-    """The same for several organizations, by key."""
-    for organization_id in sorted(device_seconds):
-        Organization.objects.filter(pk=organization_id).update(
-            service=F("service") + device_seconds[organization_id] / F("weight")
-        )
 
 
 def held_seconds(services: Iterable[ServiceInterval], since: datetime, until: datetime) -> float:

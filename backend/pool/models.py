@@ -34,6 +34,9 @@ class Device(models.Model):
     draining = models.BooleanField(default=False, help_text="an operator takes it out: no new work begins")
     lost_at = models.DateTimeField(null=True, help_text="since when it is lost; null: it is not")
     metered_until = models.DateTimeField(help_text="every micro-dollar before this instant is in the ledger")
+    changed_at = models.DateTimeField(
+        null=True, help_text="last lock for a change of what computes here: nothing begins before"
+    )
 
     def __str__(self) -> str:
         return self.name

@@ -6,6 +6,7 @@ nothing. What a sub-stage has of its device meanwhile is in ``allotments``.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from django.db import transaction
@@ -14,18 +15,18 @@ from django.db.models import F, QuerySet
 from backend.jobs.events import event_add
 from backend.jobs.models import Attempt, Event, Job
 from backend.jobs.states import AttemptStatus
-from backend.pool.allotments import (
-    Terms,
-    allotments_close,
-    allotments_cut,
-    allotments_pass,
-    device_divide,
-    device_lock,
-    instant,
-)
+from backend.pool.allotments import Company, Terms, device_lock, device_lock_under
 from backend.pool.models import Device, SubStage
-from backend.pool.states import DeviceState, SubStageStatus, substage_before
+from backend.pool.states import BEGUN, DeviceState, SubStageStatus, substage_before
 from workers.protocol import Crossed, Finished, Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """``into`` goes on; ``was_leaving``: although its place was promised to others."""
+
+    into: SubStage
+    was_leaving: bool
 
 
 def substage_offer(*, attempt: Attempt, offer: Offer, now: datetime) -> SubStage:
@@ -62,12 +63,10 @@ def substage_grant(
     Its slot has the share from now on: who is in it already gets the same. Refused where the sub-stage does
     not wait any more, its attempt stops, or the device is lost.
     """
-    at = now
     if device is not None:
-        device = device_lock(device.pk)
+        device = device_lock(device.pk, now)
         if device.state != DeviceState.READY:
             return False
-        at = instant(device, now)
     waiting = _expected(SubStageStatus.GRANTED, attempt_id, node)
     granted = waiting.filter(attempt__status__in=[AttemptStatus.STARTING, AttemptStatus.RUNNING]).update(
         status=SubStageStatus.GRANTED,
@@ -76,13 +75,13 @@ def substage_grant(
         slot=slot,
         reason=reason[:300],
         action_id=action_id,
-        granted_at=at,
+        granted_at=now if device is None else device.changed_at,
     )
     if not granted:
         return False
     if device is not None:
-        pk = SubStage.objects.values_list("pk", flat=True).get(attempt_id=attempt_id, node=node)
-        device_divide(device, {pk: Terms(share, speed, reason)}, at)
+        newcomer = SubStage.objects.get(attempt_id=attempt_id, node=node)
+        Company(device).divide({newcomer.pk: Terms(share, speed, reason)}, [newcomer])
     return True
 
 
@@ -97,16 +96,15 @@ def substage_leave(*, attempt_id: int, node: str, moves_to: str, now: datetime) 
         return False
     target = _target(substage, moves_to)
     concerned = {substage.device_id, *target.values_list("device_id", flat=True)}
-    devices = {pk: device_lock(pk) for pk in sorted(concerned)}
+    devices = [device_lock(pk, now) for pk in sorted(concerned)]
     if not _expected(SubStageStatus.LEAVING, attempt_id, node).update(
         status=SubStageStatus.LEAVING, moves_to=moves_to
     ):
         return False
     target.update(sequences=F("sequences") + substage.sequences)
-    left = devices[substage.device_id]
-    allotments_close(left, [substage], instant(left, now))
-    for device in devices.values():
-        device_divide(device, {}, instant(device, now))
+    for company in map(Company, devices):
+        company.leave([substage])
+        company.divide({})
     return True
 
 
@@ -117,76 +115,83 @@ def _target(source: SubStage, node: str) -> QuerySet[SubStage]:
 
 @transaction.atomic(savepoint=False)
 def substage_finish(*, attempt: Attempt, finished: Finished, now: datetime) -> SubStage | None:
-    """Record when a granted sub-stage ran.
+    """Record when a granted sub-stage ran; call under the locks of the attempt and its job.
 
     The interval is cut to [granted, now], and to what the ledger of the device has not closed yet: no clock
     of another machine can move a bill outside the time in which the device was the job's.
     """
-    substage, device = _running(attempt, finished.node)
-    if substage is None:
+    substage, company = _running(attempt, finished.node, now)
+    if substage is None or not _finish(attempt, substage, finished, now):
         return None
-    _finish(attempt, substage, device, finished, now)
-    if device is not None:
-        at = instant(device, now)
-        allotments_close(device, [substage], at)
-        allotments_cut(substage, substage.ended_at)
-        device_divide(device, {}, at)
+    if company is not None:
+        company.end(substage, substage.ended_at)
+        company.divide({})
     return substage
 
 
 @transaction.atomic(savepoint=False)
-def substage_cross(*, attempt: Attempt, crossed: Crossed, now: datetime) -> SubStage | None:
+def substage_cross(*, attempt: Attempt, crossed: Crossed, now: datetime) -> Crossing | None:
     """Record that a sub-stage is over and that its successor goes on in its place, without a pause.
 
     From the end of the one, its allotments are the other's. Where it was told to leave, and the pipeline
-    crossed before it heard of it, the order is void: the successor has the same terms from now on.
+    crossed before it heard of it, the order is void: the successor has the same terms from now on. Locks as
+    for ``substage_finish``.
     """
-    old, device = _running(attempt, crossed.finished.node)
+    old, company = _running(attempt, crossed.finished.node, now)
     if old is None:
         return None
-    if old.moves_to:
-        merged = _target(old, old.moves_to).filter(sequences__gte=old.sequences)
+    was_leaving = old.status == SubStageStatus.LEAVING
+    target, old.moves_to = old.moves_to, ""
+    if not _finish(attempt, old, crossed.finished, now):
+        return None
+    if target:
+        merged = _target(old, target).filter(sequences__gte=old.sequences)
         merged.update(sequences=F("sequences") - old.sequences)
-        old.moves_to = ""
-    _finish(attempt, old, device, crossed.finished, now)
     new = _offered(attempt, crossed.offer, now)
     new.status = SubStageStatus.GRANTED
-    new.device, new.share, new.slot, new.reason = device, old.share, old.slot, old.reason
+    new.device, new.share, new.slot, new.reason = old.device, old.share, old.slot, old.reason
     new.action_id = f"cross:{attempt.pk}/{new.node}"
     new.granted_at = old.ended_at
     new.save(force_insert=True)
-    last = None if device is None else allotments_pass(device, old, new, old.ended_at)
-    if device is not None and last is not None:
-        device_divide(device, {new.pk: Terms(old.share, last.speed, last.reason)}, instant(device, now))
-    return new
+    last = None if company is None else company.hand_over(old, new, old.ended_at)
+    if company is not None and last is not None:
+        company.divide({new.pk: Terms(old.share, last.speed, last.reason)}, [new])
+    return Crossing(new, was_leaving)
 
 
-def _running(attempt: Attempt, node: str) -> tuple[SubStage | None, Device | None]:
-    """The sub-stage and its device, locked after the job: in the order in which everybody locks them."""
-    found = _expected(SubStageStatus.DONE, attempt.pk, node).values_list("device_id", flat=True)
-    if not found:
-        return None, None
-    Job.objects.select_for_update(no_key=True).only("pk").get(pk=attempt.job_id)
-    device = None if found[0] is None else device_lock(found[0])
-    substage = _expected(SubStageStatus.DONE, attempt.pk, node).select_for_update().first()
-    return substage, device
+def _running(attempt: Attempt, node: str, now: datetime) -> tuple[SubStage | None, Company | None]:
+    """The sub-stage as it is under its device's lock, and who computes there."""
+    device = device_lock_under(attempt.pk, node, now)
+    company = None if device is None else Company(device)
+    # One that was told to leave has nothing of the device any more.
+    substage = company and company.find(attempt.pk, node)
+    if substage is None or substage.status not in BEGUN:
+        substage = _expected(SubStageStatus.DONE, attempt.pk, node).first()
+    if substage is not None:
+        substage.device = device
+    return substage, company
 
 
-def _finish(
-    attempt: Attempt, substage: SubStage, device: Device | None, finished: Finished, now: datetime
-) -> None:
-    earliest = substage.granted_at
+def _finish(attempt: Attempt, substage: SubStage, finished: Finished, now: datetime) -> bool:
+    """False where somebody else has, meanwhile."""
+    device, earliest = substage.device, substage.granted_at
     if device is not None:
         earliest = max(earliest, device.metered_until)
     started = min(max(_utc(finished.started_at), earliest), max(now, earliest))
-    substage.device = device
-    substage.started_at = started
-    substage.ended_at = min(max(_utc(finished.ended_at), started), max(now, earliest))
-    substage.tokens = finished.tokens
-    substage.forwards = finished.forwards
-    substage.status = SubStageStatus.DONE
-    substage.save(update_fields=["started_at", "ended_at", "tokens", "forwards", "status", "moves_to"])
+    changes = {
+        "started_at": started,
+        "ended_at": min(max(_utc(finished.ended_at), started), max(now, earliest)),
+        "tokens": finished.tokens,
+        "forwards": finished.forwards,
+        "status": SubStageStatus.DONE,
+        "moves_to": substage.moves_to,
+    }
+    if not _expected(SubStageStatus.DONE, attempt.pk, substage.node).update(**changes):
+        return False
+    for name, value in changes.items():
+        setattr(substage, name, value)
     event_add(job=attempt.job, type=Event.Type.SUBSTAGE, data=substage_row(substage))
+    return True
 
 
 def substage_row(substage: SubStage) -> dict[str, object]:
@@ -214,12 +219,12 @@ def substages_lose(*, attempt: Attempt, now: datetime) -> int:
             "pk"
         )
     )
-    devices = [device_lock(pk) for pk in sorted({s.device_id for s in lost if s.device_id is not None})]
+    used = sorted({s.device_id for s in lost if s.device_id is not None})
+    companies = [Company(device_lock(pk, now)) for pk in used]
     SubStage.objects.filter(pk__in=[s.pk for s in lost]).update(status=SubStageStatus.LOST)
-    for device in devices:
-        at = instant(device, now)
-        allotments_close(device, [s for s in lost if s.device_id == device.pk], at)
-        device_divide(device, {}, at)
+    for company in companies:
+        company.leave(lost)
+        company.divide({})
     return len(lost)
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -53,7 +53,7 @@ from scheduler.shell.orders import (
     run_key,
     stop_order,
 )
-from scheduler.shell.reports import News, attempt_lost, holds_close, report_apply, stopping_leave
+from scheduler.shell.reports import News, attempt_lost, holds_close, reports_apply, stopping_leave
 from scheduler.shell.touch import EVERYTHING, Touch
 from workers.launch import NodeSeen
 from workers.protocol import Ended, Failure, FailureKind, Report
@@ -219,22 +219,20 @@ class Daemon:
                 await asyncio.sleep(SILENT_PAUSE_S)
                 continue
             heard = asyncio.get_running_loop().time()
-            touch = Touch()
-            for report in reports:
-                news = await _in_database(_apply, report, self._lore)
-                if isinstance(news, Failure):
-                    return news
-                after = report.seq
-                touch.add(news.touch)
-                for order in news.orders:
-                    await self._drive(order)
-            if touch:
-                self.wake(f"report {attempt_id}/{after}", touch)
-            if reports and isinstance(reports[-1].body, Ended):
-                return None
             if not reports:
                 for order in await _in_database(open_orders, attempt_id):
                     await self._drive(order)
+                continue
+            news = await _in_database(_apply, reports, self._lore)
+            if isinstance(news, Failure):
+                return news
+            after = reports[-1].seq
+            if news.touch:
+                self.wake(f"report {attempt_id}/{after}", news.touch)
+            for order in news.orders:
+                await self._drive(order)
+            if isinstance(reports[-1].body, Ended):
+                return None
 
     async def _lose(self, attempt_id: int, failure: Failure) -> None:
         """Close an attempt that says nothing more, then end its process and what residents compute for it."""
@@ -304,18 +302,33 @@ def _last_report(attempt_id: int) -> int:
     return Attempt.objects.values_list("report_seq", flat=True).get(pk=attempt_id)
 
 
-def _apply(report: Report, lore: Lore) -> News | Failure:
-    """Apply one report; a failure when it is the report that cannot be applied, and not the database's."""
+def _apply(reports: Sequence[Report], lore: Lore) -> News | Failure:
+    """Apply reports that came together; a failure when one cannot be applied, and it is not the database's."""
     for tries_left in reversed(range(DATABASE_TRIES)):
         try:
-            return report_apply(report, lore) or News()
+            return reports_apply(reports, lore) or News()
         except (OperationalError, InterfaceError):
             connection.close()
             if not tries_left:
                 raise
         except (DatabaseError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-            return unexpected(error, f"report {report.attempt_id}/{report.seq} cannot be applied")
+            if len(reports) > 1:
+                return _apply_singly(reports, lore)
+            what = f"report {reports[0].attempt_id}/{reports[0].seq} cannot be applied"
+            return unexpected(error, what)
     raise AssertionError("the last try raises or returns")
+
+
+def _apply_singly(reports: Sequence[Report], lore: Lore) -> News | Failure:
+    """What came before the one that cannot be applied still counts."""
+    touch, orders = Touch(), list[PipelineOrder]()
+    for report in reports:
+        news = _apply([report], lore)
+        if isinstance(news, Failure):
+            return news
+        touch.add(news.touch)
+        orders += news.orders
+    return News(touch, orders)
 
 
 def _close_lost(attempt_id: int, failure: Failure) -> Attempt:

@@ -1,4 +1,4 @@
-"""Worker messages become rows: each report once, in the order in which it was made."""
+"""Worker messages become rows: each report once, in the order in which it was made, all of a batch or none."""
 
 from __future__ import annotations
 
@@ -58,13 +58,30 @@ class News:
     orders: Sequence[PipelineOrder] = ()
 
 
-@transaction.atomic
 def report_apply(report: Report, lore: Lore) -> News | None:
     """Apply one report; None when it was applied before or its attempt is over."""
-    attempt = attempt_fence(attempt_id=report.attempt_id, seq=report.seq)
+    return reports_apply([report], lore)
+
+
+@transaction.atomic
+def reports_apply(reports: Sequence[Report], lore: Lore) -> News | None:
+    """Apply reports of one attempt that follow each other; None when the first is not the next one, or the
+    attempt is over.
+    """
+    first = reports[0]
+    attempt = attempt_fence(attempt_id=first.attempt_id, seq=first.seq, count=len(reports))
     if attempt is None:
         return None
     now = datetime.now(UTC)
+    touch, orders = Touch(), list[PipelineOrder]()
+    for report in reports:
+        news = _apply(attempt, report, lore, now)
+        touch.add(news.touch)
+        orders += news.orders
+    return News(touch, orders)
+
+
+def _apply(attempt: Attempt, report: Report, lore: Lore, now: datetime) -> News:
     match report.body:
         case Offer() as offer:
             return _offered(attempt, offer, now)
@@ -88,25 +105,22 @@ def report_apply(report: Report, lore: Lore) -> News | None:
 def _offered(attempt: Attempt, offer: Offer, now: datetime) -> News:
     substage_offer(attempt=attempt, offer=offer, now=now)
     if attempt.step_began_at is None:
+        attempt.step_began_at = now
         Attempt.objects.filter(pk=attempt.pk).update(step_began_at=now)
     return News(Touch(pipelines={attempt.pk})) if offer.kind.needs_device else News()
 
 
 def _crossed(attempt: Attempt, crossed: Crossed, lore: Lore, now: datetime) -> News:
-    leaving = _was_leaving(attempt, crossed.finished.node)
-    substage = substage_cross(attempt=attempt, crossed=crossed, now=now)
-    if substage is None or substage.device is None:
+    crossing = substage_cross(attempt=attempt, crossed=crossed, now=now)
+    if crossing is None or crossing.into.device is None:
         return News()
+    node, device = crossing.into.node, crossing.into.device
     # Who waits for an order that came too late, waits on a device that is fuller than the plan has it.
-    changed = rebalance(substage.device, now) if leaving else []
+    changed = rebalance(device, now) if crossing.was_leaving else []
     if attempt.status == AttemptStatus.STOPPING:
-        substage_leave(attempt_id=attempt.pk, node=substage.node, moves_to="", now=now)
-    touch = lore.ends(attempt, substage.device.name) if not leaving else Touch(devices={substage.device.name})
+        substage_leave(attempt_id=attempt.pk, node=node, moves_to="", now=now)
+    touch = Touch(devices={device.name}) if crossing.was_leaving else lore.ends(attempt, device.name)
     return News(touch, resize_orders(changed) if changed else ())
-
-
-def _was_leaving(attempt: Attempt, node: str) -> bool:
-    return SubStage.objects.filter(attempt=attempt, node=node, status=SubStageStatus.LEAVING).exists()
 
 
 def _finished(attempt: Attempt, finished: Finished, lore: Lore, now: datetime) -> News:
@@ -126,9 +140,8 @@ def _step_done(attempt: Attempt, done: StepDone, lore: Lore, now: datetime) -> N
     running = SubStage.objects.filter(attempt=attempt, status=SubStageStatus.GRANTED, device__isnull=False)
     if not running.exists():
         placements_close(attempt=attempt, now=now)
-    Attempt.objects.filter(pk=attempt.pk).update(
-        step_began_at=now, profile=_profile(attempt, done.step, lore)
-    )
+    attempt.step_began_at, attempt.profile = now, _profile(attempt, done.step, lore)
+    attempt.save(update_fields=["step_began_at", "profile"])
     return News(Touch(devices=set(held.values())))
 
 

@@ -283,5 +283,5 @@ def test_a_file_deleted_meanwhile_makes_no_job(acme, model, file, monkeypatch):
 def test_the_number_of_queries_is_known(acme, model, file, django_assert_num_queries):
     # Key, limit, model, file; savepoint, lock, job, transition,
     # event (seq, row, bell), release.
-    with django_assert_num_queries(12):
+    with django_assert_num_queries(10):
         job_create(actor=acme.member, request=body(file.public_id), idempotency_key="k")

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
-from backend.jobs.models import Attempt
+from django.db import transaction
+
+from backend.jobs.models import Attempt, Job
 from backend.pool.models import Allotment, Device, SubStage
 from backend.pool.substages import (
     substage_cross,
@@ -60,7 +64,8 @@ def over(
 ) -> SubStage | None:
     """It reports at ``now``, or as it ends."""
     report = finished(node, begun, ended)
-    return substage_finish(attempt=attempt, finished=report, now=at(ended if now is None else now))
+    with reporting(attempt):
+        return substage_finish(attempt=attempt, finished=report, now=at(ended if now is None else now))
 
 
 def crosses(
@@ -74,7 +79,17 @@ def crosses(
     now: float | None = None,
 ) -> SubStage | None:
     crossed = Crossed(finished=finished(node, begun, ended), offer=offered(into, rows=rows))
-    return substage_cross(attempt=attempt, crossed=crossed, now=at(ended if now is None else now))
+    with reporting(attempt):
+        crossing = substage_cross(attempt=attempt, crossed=crossed, now=at(ended if now is None else now))
+    return crossing and crossing.into
+
+
+@contextmanager
+def reporting(attempt: Attempt) -> Iterator[None]:
+    """As under ``attempt_fence``."""
+    with transaction.atomic():
+        Job.objects.select_for_update(no_key=True).get(pk=attempt.job_id)
+        yield
 
 
 def leaves(attempt: Attempt, node: str, now: float, moves_to: str = "") -> bool:

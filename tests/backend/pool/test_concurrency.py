@@ -42,7 +42,8 @@ def test_a_report_waits_for_its_job_before_it_keeps_the_device_from_others(other
         others(lambda: device_allot(device_id=device.pk, terms={}, now=at(4))).result(timeout=LIMIT)
         others(lambda: device_meter(device_id=device.pk, until=at(4))).result(timeout=LIMIT)
     assert report.result(timeout=LIMIT).ended_at == at(3)
-    assert had(theirs) == [(1, 3, 500), (3, None, 1000)]
+    # The others locked the device at 4, and nothing changes before that any more.
+    assert had(theirs) == [(1, 4, 500), (4, None, 1000)]
 
 
 def test_a_report_that_came_twice_at_once_is_written_once(others, tmp_path):

@@ -61,16 +61,16 @@ class Gate:
 
 def test_a_broken_database_connection_costs_no_attempt(job, monkeypatch):
     """The server ends the daemon's connection while a report is applied; it is applied on the next."""
-    real, broken = daemon_module.report_apply, []
+    real, broken = daemon_module.reports_apply, []
 
-    def fragile(report: Report, lore: Lore):
-        if not broken and isinstance(report.body, Log):
-            broken.append(report)
+    def fragile(reports: Sequence[Report], lore: Lore):
+        if not broken and isinstance(reports[0].body, Log):
+            broken.append(reports)
             with connection.cursor() as cursor:
                 cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
-        return real(report, lore)
+        return real(reports, lore)
 
-    monkeypatch.setattr(daemon_module, "report_apply", fragile)
+    monkeypatch.setattr(daemon_module, "reports_apply", fragile)
     cluster = FakeCluster()
 
     async def story() -> None:
@@ -85,15 +85,15 @@ def test_a_broken_database_connection_costs_no_attempt(job, monkeypatch):
 
 def test_a_report_that_cannot_be_applied_ends_its_attempt_only(job, monkeypatch, tmp_path):
     other = factories.job(factories.organization(), tmp_path / "other", rl={"steps": 3})
-    real = daemon_module.report_apply
+    real = daemon_module.reports_apply
 
-    def picky(report: Report, lore: Lore):
-        attempt = Attempt.objects.get(pk=report.attempt_id)
+    def picky(reports: Sequence[Report], lore: Lore):
+        attempt = Attempt.objects.get(pk=reports[0].attempt_id)
         if attempt.job_id == job.pk:
             raise ValueError("a row that no table takes, from /srv/secret")
-        return real(report, lore)
+        return real(reports, lore)
 
-    monkeypatch.setattr(daemon_module, "report_apply", picky)
+    monkeypatch.setattr(daemon_module, "reports_apply", picky)
     cluster = FakeCluster()
 
     async def story() -> None:
