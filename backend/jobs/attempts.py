@@ -31,6 +31,21 @@ from workers.protocol import CheckpointSaved, Failure, FailureKind, Log, StepDon
 
 SCHEDULER = "scheduler"
 
+OVER = [status.value for status in ATTEMPT_TERMINAL]
+#: Every report asks for these. SQL written out, since putting a query together takes longer than to answer
+#: it; a column that is not named is read when it is asked for. The locks are the weaker ones: rows that point
+#: here may still be written meanwhile.
+CLAIM = """
+UPDATE jobs_attempt SET report_seq = %(last)s
+WHERE id = %(attempt)s AND report_seq = %(before)s AND status <> ALL(%(over)s)
+RETURNING id, job_id, number, status, start_step, home, step_began_at, report_seq
+"""
+LOCK_JOB = """
+SELECT id, public_id, organization_id, base_model_id, status, steps, steps_done, tokens, last_reward,
+    event_seq
+FROM jobs_job WHERE id = %s FOR NO KEY UPDATE
+"""
+
 FAILURE_REASON: dict[FailureKind, Reason] = {
     FailureKind.WORKER_LOST: Reason.WORKER_LOST,
     FailureKind.OUT_OF_MEMORY: Reason.OUT_OF_MEMORY,
@@ -85,13 +100,11 @@ def attempt_fence(*, attempt_id: int, seq: int, count: int = 1) -> Attempt | Non
 
     Call inside the transaction that applies the reports.
     """
-    # The weaker lock: rows that point to the attempt may still be written meanwhile.
-    locked = Attempt.objects.select_for_update(no_key=True, of=("self", "job")).select_related("job")
-    attempt = locked.defer("profile", "job__spec", "job__metadata").get(pk=attempt_id)
-    if AttemptStatus(attempt.status) in ATTEMPT_TERMINAL or seq != attempt.report_seq + 1:
+    values = {"attempt": attempt_id, "before": seq - 1, "last": seq + count - 1, "over": OVER}
+    attempt = next(iter(Attempt.objects.raw(CLAIM, values)), None)
+    if attempt is None:
         return None
-    attempt.report_seq = seq + count - 1
-    Attempt.objects.filter(pk=attempt.pk).update(report_seq=attempt.report_seq)
+    (attempt.job,) = Job.objects.raw(LOCK_JOB, [attempt.job_id])
     if attempt.status == AttemptStatus.STARTING:
         attempt_status_change(
             attempt=attempt, new=AttemptStatus.RUNNING, reason=Reason.STARTED, actor=SCHEDULER

@@ -17,7 +17,8 @@ WITH numbered AS (
     UPDATE jobs_job SET event_seq = event_seq + 1 WHERE id = %(job)s RETURNING event_seq
 ), added AS (
     INSERT INTO jobs_event (job_id, seq, type, level, message, data, at)
-    SELECT %(job)s, event_seq, %(type)s, %(level)s, %(message)s, %(data)s::jsonb, %(at)s::timestamptz FROM numbered
+    SELECT %(job)s, event_seq, %(type)s, %(level)s, %(message)s, %(data)s::jsonb, %(at)s::timestamptz
+    FROM numbered
     RETURNING id, seq
 )
 SELECT id, seq, pg_notify(%(channel)s, %(ring)s) FROM added

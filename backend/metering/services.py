@@ -22,18 +22,35 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from django.db import transaction
-from django.db.models import Exists, F, OuterRef, Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from backend.jobs.events import event_add
 from backend.jobs.models import Attempt, Event, Job
 from backend.metering.division import Occupant, Part, clip, divide, fitting, from_us, to_us
 from backend.metering.models import AttemptCredit, UsageRecord
+from backend.pool import reads
 from backend.pool.models import Device, ServiceInterval, SubStage
 from backend.pool.states import BEGUN, DeviceState, SubStageStatus
 
 logger = logging.getLogger(__name__)
 
 Entry = UsageRecord.Entry
+
+#: Asked for at every step of every job, and so written out: see ``backend.pool.reads``. The weaker lock of a
+#: device: rows that point to it (grants, holds) may still be written meanwhile.
+LOCK_DEVICE = "SELECT * FROM pool_device WHERE id = %s FOR NO KEY UPDATE"
+UNMETERED = """
+SELECT * FROM pool_substage WHERE device_id = %s AND NOT metered
+    AND status IN ('granted', 'leaving', 'done', 'lost') ORDER BY granted_at, id
+"""
+LOCK_FREE = """
+SELECT id, organization_id, cost_fraction FROM jobs_job WHERE id = ANY(%s) ORDER BY id
+FOR NO KEY UPDATE SKIP LOCKED
+"""
+COST = """
+UPDATE jobs_job SET cost_micro_usd = cost_micro_usd + %s, cost_fraction = cost_fraction + %s
+WHERE id = %s RETURNING id, organization_id, cost_micro_usd
+"""
 
 
 def pool_meter(now: datetime, *, idle_every: timedelta = timedelta(0)) -> int:
@@ -55,28 +72,29 @@ def pool_meter(now: datetime, *, idle_every: timedelta = timedelta(0)) -> int:
     return sum(device_meter(device_id=device_id, until=now) for device_id in ids)
 
 
-@transaction.atomic
+@transaction.atomic(savepoint=False)
 def device_meter(*, device_id: int, until: datetime) -> int:
     """Book what the device did up to ``until`` (not in the future), or as far as is known; returns new rows.
 
     Running it twice, late, or at once from two processes books nothing twice.
     """
-    # The weaker lock: rows that point to the device (grants, holds) may still be written meanwhile.
-    device = Device.objects.select_for_update(no_key=True).get(pk=device_id)
-    begun, done = _unmetered(device)
+    (device,) = Device.objects.raw(LOCK_DEVICE, [device_id])
+    begun, done, lost = _unmetered(device)
     watermark = min([_in_service_until(device, until, done), *(s.granted_at for s in begun)])
-    runs, watermark, carried = _lockable([s for s in done if s.started_at < watermark], watermark, device)
+    runs, watermark, jobs = _lockable([s for s in done if s.started_at < watermark], watermark, device)
     if watermark <= device.metered_until:
         return 0
-    occupants = [occupant for substage in runs for occupant in _occupants(substage)]
+    occupants = _occupants(runs)
     _tell_late(device, occupants)
-    usage = _records(device, _parts(device, occupants, watermark, carried), runs)
+    carried = {pk: job.cost_fraction for pk, job in jobs.items()}
+    usage = _records(device, _parts(device, occupants, watermark, carried), runs, jobs)
     credited = _credited_steps(runs)
     reversals = _reversals(record for record in usage if _forgiven(record, credited))
     UsageRecord.objects.bulk_create(reversals)
     Device.objects.filter(pk=device.pk).update(metered_until=watermark)
-    SubStage.objects.filter(pk__in=[s.pk for s in runs if s.ended_at <= watermark]).update(metered=True)
-    SubStage.objects.filter(device=device, metered=False, status=SubStageStatus.LOST).update(metered=True)
+    booked = [s.pk for s in [*runs, *lost] if s.ended_at is None or s.ended_at <= watermark]
+    if booked:
+        SubStage.objects.filter(pk__in=booked).update(metered=True)
     _charge([*usage, *reversals])
     return len(usage) + len(reversals)
 
@@ -115,16 +133,16 @@ def attempt_credit(*, attempt: Attempt, since_step: int) -> int:
 # ---------------------------------------------------------------- what to book
 
 
-def _unmetered(device: Device) -> tuple[list[SubStage], list[SubStage]]:
-    """Sub-stages that run and that finished, in one query: one must not slip through between two."""
-    rows = list(
-        SubStage.objects.filter(device=device, metered=False, status__in=[*BEGUN, SubStageStatus.DONE])
-        .select_related("job")
-        .prefetch_related("allotments")
-        .order_by("granted_at", "pk")
-    )
+def _unmetered(device: Device) -> tuple[list[SubStage], list[SubStage], list[SubStage]]:
+    """Sub-stages that run, that finished and that were lost, in one query: none must slip through between
+    two.
+    """
+    rows = list(SubStage.objects.raw(UNMETERED, [device.pk]))
     begun = [row for row in rows if row.status in BEGUN]
-    return begun, [row for row in rows if row.status == SubStageStatus.DONE]
+    done, lost = (
+        [row for row in rows if row.status == status] for status in (SubStageStatus.DONE, SubStageStatus.LOST)
+    )
+    return begun, done, lost
 
 
 def _in_service_until(device: Device, until: datetime, done: Sequence[SubStage]) -> datetime:
@@ -136,30 +154,39 @@ def _in_service_until(device: Device, until: datetime, done: Sequence[SubStage])
 
 def _lockable(
     runs: list[SubStage], watermark: datetime, device: Device
-) -> tuple[list[SubStage], datetime, dict[int, int]]:
+) -> tuple[list[SubStage], datetime, dict[int, Job]]:
     """Lock the jobs that are free; the watermark stays before the runs of the others.
 
-    Returns the runs of the free jobs, the watermark, and what each of those jobs carries.
+    Returns the runs of the free jobs, the watermark, and those jobs.
     """
-    ids = {s.job_id for s in runs}
-    free = Job.objects.select_for_update(no_key=True, skip_locked=True).filter(pk__in=ids)
-    carried = dict(free.order_by("pk").values_list("pk", "cost_fraction"))
-    busy = [s for s in runs if s.job_id not in carried]
+    ids = sorted({s.job_id for s in runs})
+    free = {job.pk: job for job in Job.objects.raw(LOCK_FREE, [ids])} if ids else {}
+    busy = [s for s in runs if s.job_id not in free]
     watermark = min([watermark, *(max(s.started_at, device.metered_until) for s in busy)])
-    return [s for s in runs if s.started_at < watermark], watermark, carried
+    return [s for s in runs if s.started_at < watermark], watermark, free
 
 
-def _occupants(substage: SubStage) -> list[Occupant]:
-    """What it had of the device while it computed."""
-    rows = sorted(substage.allotments.all(), key=lambda row: row.start)
-    spans = [(to_us(row.start), to_us(row.end or substage.ended_at), row.part_ppm) for row in rows]
-    had = [Occupant(substage.pk, *span, substage.job_id) for span in spans if span[2]]
-    return clip(had, to_us(substage.started_at), to_us(substage.ended_at))
+def _occupants(substages: Iterable[SubStage]) -> list[Occupant]:
+    """What they had of the device while they computed."""
+    by_key = {substage.pk: substage for substage in substages}
+    had: dict[int, list[Occupant]] = {key: [] for key in by_key}
+    for row in reads.allotments(by_key.keys()):
+        of = by_key[row.substage_id]
+        span = to_us(row.start), to_us(row.end or of.ended_at), row.part_ppm
+        if row.part_ppm:
+            had[of.pk].append(Occupant(of.pk, *span, of.job_id))
+    return [
+        occupant
+        for key, of in by_key.items()
+        for occupant in clip(had[key], to_us(of.started_at), to_us(of.ended_at))
+    ]
 
 
 def _tell_late(device: Device, occupants: Iterable[Occupant]) -> None:
     """What began before ``metered_until`` without a row there came too late: that time is booked as idle."""
     early = {o.key: o.start_us for o in occupants if o.start_us < to_us(device.metered_until)}
+    if not early:
+        return
     known = UsageRecord.objects.filter(substage__in=early).values_list("substage_id", flat=True)
     for key in sorted(early.keys() - set(known)):
         logger.error(
@@ -194,8 +221,12 @@ def _services(device: Device, watermark: datetime) -> QuerySet[ServiceInterval]:
 # ---------------------------------------------------------------- booking
 
 
-def _records(device: Device, parts: Iterable[Part], runs: Iterable[SubStage]) -> list[UsageRecord]:
+def _records(
+    device: Device, parts: Iterable[Part], runs: Iterable[SubStage], jobs: Mapping[int, Job]
+) -> list[UsageRecord]:
     by_key = {s.pk: s for s in runs}
+    for substage in runs:
+        substage.job = jobs[substage.job_id]
     return UsageRecord.objects.bulk_create(
         _record(device, part, None if part.key is None else by_key[part.key]) for part in parts
     )
@@ -262,10 +293,6 @@ def _charge(records: Iterable[UsageRecord]) -> None:
             amounts[record.job_id] += record.micro_usd
             fractions[record.job_id] += record.fraction
     for job_id in sorted(amounts):
-        Job.objects.filter(pk=job_id).update(
-            cost_micro_usd=F("cost_micro_usd") + amounts[job_id],
-            cost_fraction=F("cost_fraction") + fractions[job_id],
-        )
-    changed = [job_id for job_id, amount in amounts.items() if amount]
-    for job in Job.objects.filter(pk__in=changed).order_by("pk"):
-        event_add(job=job, type=Event.Type.COST, data={"cost_micro_usd": job.cost_micro_usd})
+        (job,) = Job.objects.raw(COST, [amounts[job_id], fractions[job_id], job_id])
+        if amounts[job_id]:
+            event_add(job=job, type=Event.Type.COST, data={"cost_micro_usd": job.cost_micro_usd})

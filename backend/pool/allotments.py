@@ -17,6 +17,7 @@ from datetime import datetime
 
 from django.db import connection, transaction
 
+from backend.pool import reads
 from backend.pool.models import Allotment, Device, SubStage
 from backend.pool.parts import Member, parts
 from backend.pool.states import BEGUN, SubStageStatus
@@ -80,7 +81,7 @@ def device_allot(*, device_id: int, terms: Mapping[int, Terms], now: datetime) -
 
 
 def device_lock(device_id: int, now: datetime) -> Device:
-    """``changed_at`` of the result is the instant of the change: ``now``, or the last one, if that was later."""
+    """``changed_at`` of the result is the instant of the change: ``now``, or the last one's, if later."""
     (device,) = Device.objects.raw(BY_KEY, {"device": device_id, "now": now})
     return device
 
@@ -92,13 +93,12 @@ def device_lock_under(attempt_id: int, node: str, now: datetime) -> Device | Non
 
 
 class Company:
-    """Those who compute on a device, and the allotment that each has now; make one under the device's lock."""
+    """Those who compute on a device, and the allotment that each has; made under the device's lock."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.at: datetime = device.changed_at
-        present = Allotment.objects.filter(device=device, end__isnull=True).select_related("substage")
-        self._now = {row.substage_id: row for row in present.order_by("substage")}
+        self._now = {row.substage_id: row for row in reads.computing(device.pk)}
 
     def find(self, attempt_id: int, node: str) -> SubStage | None:
         members = (row.substage for row in self._now.values())
@@ -141,7 +141,7 @@ class Company:
         self._close(gone, self.at, until=self.at)
 
     def end(self, substage: SubStage, at: datetime) -> None:
-        """It was over at ``at``: what it was allotted after that was nobody's, though paid with virtual time."""
+        """It was over at ``at``: what it had after that was nobody's, but has cost virtual time."""
         now = self._now.get(substage.pk)
         if now is not None and now.start < at:
             self._close([self._now.pop(substage.pk)], min(at, self.at), until=self.at)
@@ -161,13 +161,17 @@ class Company:
         cut = [row for row in rows if row.start < at and (row.end is None or row.end > at)]
         tails = [_tail(row, new, at) for row in cut]
         self._close([row for row in cut if row.end is None], at, until=at)
-        Allotment.objects.filter(pk__in=[row.pk for row in cut if row.end is not None]).update(end=at)
-        Allotment.objects.filter(pk__in=[row.pk for row in rows if row.start >= at]).update(substage=new)
+        over = [row.pk for row in cut if row.end is not None]
+        later = [row for row in rows if row.start >= at]
+        if over:
+            Allotment.objects.filter(pk__in=over).update(end=at)
+        if later:
+            Allotment.objects.filter(pk__in=[row.pk for row in later]).update(substage=new)
         Allotment.objects.bulk_create(tails)
-        moved = [*tails, *(row for row in rows if row.start >= at)]
+        moved = [*tails, *later]
         for row in moved:
             row.substage = new
-        self._now |= {new.pk: row for row in moved if row.end is None}
+        self._now.update((new.pk, row) for row in moved if row.end is None)
         return moved[-1] if moved else (rows[-1] if rows else None)
 
     def _close(self, rows: Collection[Allotment], at: datetime, *, until: datetime) -> None:

@@ -9,16 +9,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import F, QuerySet
 
 from backend.jobs.events import event_add
 from backend.jobs.models import Attempt, Event, Job
-from backend.jobs.states import AttemptStatus
 from backend.pool.allotments import Company, Terms, device_lock, device_lock_under
 from backend.pool.models import Device, SubStage
 from backend.pool.states import BEGUN, DeviceState, SubStageStatus, substage_before
 from workers.protocol import Crossed, Finished, Offer
+
+#: Written out: see ``reads``.
+GRANT = """
+UPDATE pool_substage AS granted SET status = 'granted', device_id = %(device)s, share = %(share)s,
+    slot = %(slot)s, reason = %(reason)s, action_id = %(action)s, granted_at = %(at)s
+FROM jobs_attempt AS attempt
+WHERE granted.attempt_id = %(attempt)s AND granted.node = %(node)s AND granted.status = 'ready'
+    AND attempt.id = granted.attempt_id AND attempt.status IN ('starting', 'running')
+RETURNING granted.*
+"""
+FINISH = """
+UPDATE pool_substage SET status = 'done', started_at = %s, ended_at = %s, tokens = %s, forwards = %s,
+    moves_to = %s
+WHERE id = %s AND status IN ('granted', 'leaving')
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +81,21 @@ def substage_grant(
         device = device_lock(device.pk, now)
         if device.state != DeviceState.READY:
             return False
-    waiting = _expected(SubStageStatus.GRANTED, attempt_id, node)
-    granted = waiting.filter(attempt__status__in=[AttemptStatus.STARTING, AttemptStatus.RUNNING]).update(
-        status=SubStageStatus.GRANTED,
-        device=device,
-        share=share,
-        slot=slot,
-        reason=reason[:300],
-        action_id=action_id,
-        granted_at=now if device is None else device.changed_at,
-    )
-    if not granted:
+    terms = {
+        "attempt": attempt_id,
+        "node": node,
+        "device": None if device is None else device.pk,
+        "share": share,
+        "slot": slot,
+        "reason": reason[:300],
+        "action": action_id,
+        "at": now if device is None else device.changed_at,
+    }
+    granted = next(iter(SubStage.objects.raw(GRANT, terms)), None)
+    if granted is None:
         return False
     if device is not None:
-        newcomer = SubStage.objects.get(attempt_id=attempt_id, node=node)
-        Company(device).divide({newcomer.pk: Terms(share, speed, reason)}, [newcomer])
+        Company(device).divide({granted.pk: Terms(share, speed, reason)}, [granted])
     return True
 
 
@@ -178,18 +192,22 @@ def _finish(attempt: Attempt, substage: SubStage, finished: Finished, now: datet
     if device is not None:
         earliest = max(earliest, device.metered_until)
     started = min(max(_utc(finished.started_at), earliest), max(now, earliest))
-    changes = {
-        "started_at": started,
-        "ended_at": min(max(_utc(finished.ended_at), started), max(now, earliest)),
-        "tokens": finished.tokens,
-        "forwards": finished.forwards,
-        "status": SubStageStatus.DONE,
-        "moves_to": substage.moves_to,
-    }
-    if not _expected(SubStageStatus.DONE, attempt.pk, substage.node).update(**changes):
-        return False
-    for name, value in changes.items():
-        setattr(substage, name, value)
+    substage.started_at = started
+    substage.ended_at = min(max(_utc(finished.ended_at), started), max(now, earliest))
+    substage.tokens, substage.forwards = finished.tokens, finished.forwards
+    substage.status = SubStageStatus.DONE
+    changes = [
+        started,
+        substage.ended_at,
+        substage.tokens,
+        substage.forwards,
+        substage.moves_to,
+        substage.pk,
+    ]
+    with connection.cursor() as cursor:
+        cursor.execute(FINISH, changes)
+        if not cursor.rowcount:
+            return False
     event_add(job=attempt.job, type=Event.Type.SUBSTAGE, data=substage_row(substage))
     return True
 

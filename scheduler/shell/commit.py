@@ -39,7 +39,7 @@ def commit(decision: Decision, lore: Lore, *, stimulus: str, now: datetime) -> t
     """Write the decision; the orders that follow, and what must be decided anew since a race was lost."""
     actions = decision.plan.actions
     names = {name for action in actions for name in _device_names(action)}
-    devices = {row.name: row for row in Device.objects.select_related("node").filter(name__in=names)}
+    devices = {row.name: row for row in lore.pool_now().devices if row.name in names}
     orders: list[Order] = []
     lost: list[Action] = []
     for action in actions:
@@ -48,18 +48,20 @@ def commit(decision: Decision, lore: Lore, *, stimulus: str, now: datetime) -> t
                 streams = _streams(action, lore, decision)
                 orders += _admit(action, streams, stimulus=stimulus, now=now)
             case Place():
+                lore.pool = None
                 if not _place(action, devices, stimulus=stimulus, now=now):
                     lost.append(action)
             case Rehome():
                 if not _rehome(action, stimulus=stimulus, now=now):
                     lost.append(action)
             case Evict():
+                lore.pool = None
                 orders += _evict(action, devices, stimulus=stimulus, now=now)
     unplaced = {action.pipeline for action in lost if isinstance(action, Place | Rehome)}
     lost += [a for a in actions if isinstance(a, Start) and a.device is not None and a.pipeline in unplaced]
     again = Touch(pipelines=set(unplaced))
     try:
-        running, upset = run(decision, lost, stimulus=stimulus, now=now)
+        running, upset = run(decision, lost, lore, stimulus=stimulus, now=now)
     except LostRace as error:
         log.warning("the plan is made again: %s", error)
         running, again = [], Touch(everything=True)

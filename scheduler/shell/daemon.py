@@ -29,7 +29,7 @@ from django.db import DatabaseError, InterfaceError, OperationalError, connectio
 
 from backend.jobs.models import Attempt
 from backend.jobs.states import AttemptStatus
-from backend.pool import selectors
+from backend.pool import reads, selectors
 from backend.pool.models import Device, Node, SubStage
 from backend.pool.services import node_gone
 from backend.pool.states import DeviceState
@@ -131,7 +131,7 @@ class Daemon:
         queue = touch.everything or touch.admission or not multiplexes(self._policy)
         if queue:
             self._retry_at = next_retry(now)
-        attempts = list(selectors.live_attempts().defer("profile", "job__spec", "job__metadata"))
+        attempts = reads.live_attempts()
         stopping = [attempt for attempt in attempts if attempt.status == AttemptStatus.STOPPING]
         stopping_leave(stopping, now)
         world = observe(now, lore=self._lore, attempts=attempts, queue=queue)
@@ -303,7 +303,7 @@ def _last_report(attempt_id: int) -> int:
 
 
 def _apply(reports: Sequence[Report], lore: Lore) -> News | Failure:
-    """Apply reports that came together; a failure when one cannot be applied, and it is not the database's."""
+    """Apply reports that came together; a failure when one cannot be, and it is not the database's."""
     for tries_left in reversed(range(DATABASE_TRIES)):
         try:
             return reports_apply(reports, lore) or News()

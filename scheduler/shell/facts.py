@@ -5,13 +5,14 @@ A job's settings never change, and an attempt's profile only when a step is done
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from backend.jobs import sizing
 from backend.jobs.models import Attempt, Job
-from backend.pool.models import Device
+from backend.pool import selectors
+from backend.pool.models import Device, Placement, Resident
 from scheduler.core.interference import Interference, character
 from scheduler.core.profile import Profile
 from scheduler.core.state import OFF_DEVICE, Demand, Outlook
@@ -59,23 +60,45 @@ class Ground:
 NOWHERE = Ground("", "cpu", 1, None)
 
 
+@dataclass(frozen=True)
+class Pool:
+    """What seldom changes: of each the rows."""
+
+    devices: Sequence[Device]
+    placements: Sequence[Placement]
+    residents: Sequence[Resident]
+
+
 @dataclass
 class Lore:
-    """``shared`` are the devices that were home to several attempts when they were last looked at."""
+    """``shared`` are the devices that were home to several attempts when they were last looked at.
+
+    ``pool`` is as it was when the queue was last looked at; None once it was written to here. Who changes it
+    from elsewhere rings the doorbell, after which all is looked at.
+    """
 
     calibrated: Calibrated = field(default_factory=Calibrated)
+    pool: Pool | None = None
     shared: frozenset[str] = frozenset()
     _facts: dict[int, Facts | None] = field(default_factory=dict)
     _outlooks: dict[tuple[object, ...], Outlook] = field(default_factory=dict)
     _profiles: dict[int, tuple[tuple[object, ...], bool, Profile]] = field(default_factory=dict)
 
     def refresh(self) -> None:
-        """Look whether something new was measured."""
+        """Look anew at the pool, and whether something new was measured."""
+        self.pool = None
         found = calibrated(self.calibrated)
         if found is not self.calibrated:
             self.calibrated = found
             self._outlooks.clear()
             self._profiles.clear()
+
+    def pool_now(self, anew: bool = False) -> Pool:
+        if self.pool is None or anew:
+            self.pool = Pool(
+                list(selectors.devices()), list(selectors.open_placements()), list(selectors.residents())
+            )
+        return self.pool
 
     def ends(self, attempt: Attempt, device: str) -> Touch:
         """What to look at when something of the attempt is over there: nothing where it lives alone, since
@@ -125,6 +148,8 @@ class Lore:
             known = self._profiles.get(attempt.pk)
             if known is None or known[0] != _stamp(attempt, grounds[attempt.pk]):
                 stale.append(attempt)
+        if not stale:
+            return
         stored = dict(Attempt.objects.filter(pk__in=[a.pk for a in stale]).values_list("pk", "profile"))
         for attempt in stale:
             streams = bool(stored[attempt.pk].get("streams"))
@@ -132,14 +157,20 @@ class Lore:
             profile = profiles.load(stored[attempt.pk], prior)
             self._profiles[attempt.pk] = _stamp(attempt, grounds[attempt.pk]), streams, profile
 
-    def stored_profile(self, attempt: Attempt, streams: bool) -> Profile | None:
-        """What the attempt's row says was seen; None for a job whose settings are not understood."""
+    def profile_of(self, attempt: Attempt) -> tuple[bool, Profile] | None:
+        """Whether it streams, and what its row says was seen; None for a job whose settings are not
+        understood.
+        """
         self.learn([attempt.job_id])
         if self._facts.get(attempt.job_id) is None:
             return None
-        home = Device.objects.filter(name__in=attempt.home[:1]).first()
+        home = next((one for one in self.pool_now().devices if one.name in attempt.home[:1]), None)
         ground = self.ground(home) if home is not None else NOWHERE
-        return profiles.load(attempt.profile, self.prior(attempt.job_id, ground, streams))
+        known = self._profiles.get(attempt.pk)
+        if known is not None and known[0] == _stamp(attempt, ground):
+            return known[1:]
+        streams = bool(attempt.profile.get("streams"))
+        return streams, profiles.load(attempt.profile, self.prior(attempt.job_id, ground, streams))
 
     def profile(self, attempt: int) -> tuple[bool, Profile]:
         """Whether it streams, and what was seen of it; after ``profiles``."""

@@ -1,4 +1,4 @@
-"""Rows in, snapshot out: everything a decision may see, read in one transaction.
+"""Rows in, snapshot out: everything a decision may see. What changes meanwhile, the commit notices.
 
 Sub-stages that were told to leave compute nothing any more in a planner's eyes, though the pipeline has not
 said so yet; an attempt that stops keeps its memory and offers nothing.
@@ -7,20 +7,18 @@ said so yet; an attempt that stops keeps its memory and offers nothing.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from django.conf import settings
-from django.db import transaction
 from django.db.models import F, Sum
 
 from backend.jobs.models import Attempt, Job
 from backend.jobs.states import AttemptStatus
-from backend.pool import selectors
+from backend.pool import reads, selectors
 from backend.pool.models import Allotment, Device, SubStage
 from backend.pool.states import SubStageStatus
-from backend.tenants.models import Organization
 from scheduler.core import state
 from scheduler.core.board import OVERDUE
 from scheduler.core.profile import LEAST, Profile
@@ -59,7 +57,6 @@ class World:
     told: Mapping[str | int | None, tuple[str, str, int]]
 
 
-@transaction.atomic
 def observe(
     now: datetime,
     *,
@@ -73,19 +70,20 @@ def observe(
     lore = lore or _fresh()
     jobs = list(selectors.queued_jobs(now)) if queue else []
     if attempts is None:
-        attempts = list(selectors.live_attempts().defer("profile", "job__spec", "job__metadata"))
-    devices = list(selectors.devices())
+        attempts = reads.live_attempts()
+    pool = lore.pool_now(anew=queue)
+    devices = pool.devices
     grounds = _grounds(lore, devices, attempts)
     lore.learn([*(job.pk for job in jobs), *(attempt.job_id for attempt in attempts)])
     lore.profiles(attempts, grounds)
     holds: dict[int, dict[int, str]] = defaultdict(dict)
-    for placement in selectors.open_placements():
+    for placement in pool.placements:
         holds[placement.attempt_id][placement.worker] = placement.device.name
     live = {attempt.pk: attempt for attempt in attempts}
     leaving = {name for key, held in holds.items() if key not in live for name in held.values()}
-    rows = _open({pk for pk, attempt in live.items() if not _stops(attempt)})
+    rows = reads.open_substages([pk for pk, attempt in live.items() if not _stops(attempt)])
+    names = {device.pk: device.name for device in devices}
     running = _running(rows)
-    residents = selectors.residents()
     default = _ground(lore, devices)
     snapshot = state.Snapshot(
         now=now.timestamp(),
@@ -95,10 +93,10 @@ def observe(
         pipelines=tuple(
             _pipeline(a, holds[a.pk], None if _stops(a) else lore, grounds[a.pk], now) for a in attempts
         ),
-        nodes=tuple(_nodes(rows, running, lore)),
+        nodes=tuple(_nodes(rows, running, names, lore)),
         residents=tuple(
             state.Resident(row.device.name, row.weights_key, row.bytes, row.last_used_at.timestamp())
-            for row in residents
+            for row in pool.residents
         ),
         tables=tuple(sorted(lore.calibrated.tables.items())),
         waits=tuple((a.pk, a.wait_until.timestamp()) for a in attempts if a.wait_until and not _stops(a)),
@@ -164,8 +162,9 @@ def _device(row: Device, leaving: set[str]) -> state.Device:
 
 
 def _tenants(ids: set[int]) -> tuple[state.Tenant, ...]:
-    rows = Organization.objects.filter(pk__in=ids).order_by("pk")
-    return tuple(state.Tenant(row.pk, row.weight, row.service, row.max_devices) for row in rows)
+    return tuple(
+        state.Tenant(row.pk, row.weight, row.service, row.max_devices) for row in reads.organizations(ids)
+    )
 
 
 def _queued(job: Job, lore: Lore, ground: Ground) -> state.QueuedJob:
@@ -236,16 +235,10 @@ def _pipeline(
 # ---------------------------------------------------------------- sub-stages
 
 
-def _open(attempts: Collection[int]) -> list[SubStage]:
-    """Those that wait or run, of attempts that go on."""
-    seen = [SubStageStatus.READY, SubStageStatus.GRANTED]
-    return [row for row in selectors.open_substages().filter(status__in=seen) if row.attempt_id in attempts]
-
-
 def _running(rows: Sequence[SubStage]) -> dict[Key, Running]:
     granted = [row for row in rows if row.status == SubStageStatus.GRANTED and row.device_id is not None]
     allotments: dict[int, list[Allotment]] = defaultdict(list)
-    for one in Allotment.objects.filter(substage__in=[row.pk for row in granted]).order_by("start"):
+    for one in reads.allotments([row.pk for row in granted]):
         allotments[one.substage_id].append(one)
     found = {}
     for row in granted:
@@ -256,7 +249,9 @@ def _running(rows: Sequence[SubStage]) -> dict[Key, Running]:
     return found
 
 
-def _nodes(rows: Sequence[SubStage], running: Mapping[Key, Running], lore: Lore) -> Iterable[state.Node]:
+def _nodes(
+    rows: Sequence[SubStage], running: Mapping[Key, Running], names: Mapping[int, str], lore: Lore
+) -> Iterable[state.Node]:
     spent = _spent(rows, lore)
     for row in rows:
         known = running.get(_key(row))
@@ -270,7 +265,7 @@ def _nodes(rows: Sequence[SubStage], running: Mapping[Key, Running], lore: Lore)
             worker=row.worker,
             kind=state.Kind(row.kind),
             state=state.NodeState.RUNNING if granted else state.NodeState.READY,
-            device=row.device.name if granted and row.device else None,
+            device=names.get(row.device_id) if granted else None,
             share=(row.share or 0.0) if granted else 0.0,
             gang=row.gang,
             part=row.part,

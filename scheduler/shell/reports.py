@@ -1,4 +1,4 @@
-"""Worker messages become rows: each report once, in the order in which it was made, all of a batch or none."""
+"""Worker messages become rows: each report once, in order; of those that come together, all or none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from backend.jobs.attempts import (
 from backend.jobs.models import Attempt
 from backend.jobs.states import ATTEMPT_TERMINAL, NOT_BILLED, AttemptStatus
 from backend.metering.services import attempt_credit, device_meter
-from backend.pool import selectors
+from backend.pool import reads, selectors
 from backend.pool.models import Allotment, Placement, SubStage
 from backend.pool.services import placements_close
 from backend.pool.states import SubStageStatus
@@ -133,16 +133,25 @@ def _finished(attempt: Attempt, finished: Finished, lore: Lore, now: datetime) -
 def _step_done(attempt: Attempt, done: StepDone, lore: Lore, now: datetime) -> News:
     """Whole devices are free again, unless another step computes there."""
     held = _held(attempt)
-    used = SubStage.objects.filter(attempt=attempt, step=done.step, device__isnull=False)
-    for device_id in sorted(set(used.values_list("device_id", flat=True))):
+    if held:
+        lore.pool = None
+    rows = reads.step_substages(attempt.pk, done.step)
+    for device_id in sorted({row.device_id for row in rows if row.device_id is not None}):
         device_meter(device_id=device_id, until=now)
     step_record(attempt=attempt, done=done)
-    running = SubStage.objects.filter(attempt=attempt, status=SubStageStatus.GRANTED, device__isnull=False)
-    if not running.exists():
+    if held and not _computes(attempt):
         placements_close(attempt=attempt, now=now)
-    attempt.step_began_at, attempt.profile = now, _profile(attempt, done.step, lore)
+    over = [row for row in rows if row.status == SubStageStatus.DONE]
+    attempt.profile = _profile(attempt, over, lore)
+    attempt.step_began_at = now
     attempt.save(update_fields=["step_began_at", "profile"])
     return News(Touch(devices=set(held.values())))
+
+
+def _computes(attempt: Attempt) -> bool:
+    return SubStage.objects.filter(
+        attempt=attempt, status=SubStageStatus.GRANTED, device__isnull=False
+    ).exists()
 
 
 def _held(attempt: Attempt) -> dict[int, str]:
@@ -151,20 +160,17 @@ def _held(attempt: Attempt) -> dict[int, str]:
     return dict(held.values_list("device_id", "device__name"))
 
 
-def _profile(attempt: Attempt, step: int, lore: Lore) -> dict[str, object]:
-    """What is known of the attempt's steps after this one."""
-    rows = list(
-        SubStage.objects.filter(attempt=attempt, step=step, status=SubStageStatus.DONE).order_by("ended_at")
-    )
-    own: dict[int, list[Allotment]] = {}
-    for one in Allotment.objects.filter(substage__in=[row.pk for row in rows]):
-        own.setdefault(one.substage_id, []).append(one)
-    streams = bool(attempt.profile.get("streams"))
-    known = lore.stored_profile(attempt, streams)
+def _profile(attempt: Attempt, over: Sequence[SubStage], lore: Lore) -> dict[str, object]:
+    """What is known of the attempt's steps after this one, whose sub-stages are ``over``, as they ended."""
+    known = lore.profile_of(attempt)
     if known is None:
         return attempt.profile
+    streams, profile = known
+    own: dict[int, list[Allotment]] = {}
+    for one in reads.allotments([row.pk for row in over]):
+        own.setdefault(one.substage_id, []).append(one)
     done = {pk: profiles.solo_seconds(allotments) for pk, allotments in own.items()}
-    return {"streams": streams, **profiles.dump(profiles.observed(known, rows, done))}
+    return {"streams": streams, **profiles.dump(profiles.observed(profile, over, done))}
 
 
 @transaction.atomic

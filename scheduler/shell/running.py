@@ -14,7 +14,7 @@ from math import isclose
 from django.db import transaction
 
 from backend.jobs.models import Attempt, Job
-from backend.jobs.states import AttemptStatus
+from backend.pool import reads
 from backend.pool.allotments import Terms, device_allot
 from backend.pool.models import Allotment, Device, SubStage
 from backend.pool.services import decision_add, resident_use
@@ -32,6 +32,7 @@ from scheduler.core.state import (
     Yield,
 )
 from scheduler.shell.decide import Decision
+from scheduler.shell.facts import Lore
 from scheduler.shell.observe import Key
 from scheduler.shell.orders import PipelineOrder, grant_order, leave_order, resize_orders
 
@@ -52,13 +53,13 @@ class LostRace(Exception):
 
 @transaction.atomic
 def run(
-    decision: Decision, dropped: Collection[Action], *, stimulus: str, now: datetime
+    decision: Decision, dropped: Collection[Action], lore: Lore, *, stimulus: str, now: datetime
 ) -> tuple[list[PipelineOrder], set[str]]:
     """Write what runs; the orders that follow, and the devices on which an action was lost. ``dropped`` were
     before. Raises ``LostRace``.
     """
     wanted = [action for action in decision.plan.actions if isinstance(action, Run)]
-    there = _There(wanted, decision)
+    there = _There(wanted, decision, lore)
     lost = there.losing(wanted, dropped)
     if lost or dropped:
         decision = decision.without([*lost, *dropped])
@@ -70,7 +71,8 @@ def run(
     there.wait(actions, stimulus, now)
     resized = {there.pk(a.pipeline, a.node) for a in actions if isinstance(a, Resize)}
     resized -= {substage.pk for substage in granted}
-    orders = [*map(leave_order, leavers), *resize_orders(resized), *map(grant_order, granted)]
+    resizes = resize_orders(resized) if resized else []
+    orders = [*map(leave_order, leavers), *resizes, *map(grant_order, granted)]
     return orders, {name for action in lost for name in there.devices(action)}
 
 
@@ -121,20 +123,17 @@ def _keys(action: Run) -> list[Key]:
 class _There:
     """The rows that the actions are about, locked by their attempts."""
 
-    def __init__(self, actions: Sequence[Run], decision: Decision) -> None:
+    def __init__(self, actions: Sequence[Run], decision: Decision, lore: Lore) -> None:
         self._world = decision.world
+        self._lore = lore
         ids = {action.pipeline for action in actions}
-        live = Attempt.objects.filter(
-            pk__in=ids, status__in=[AttemptStatus.STARTING, AttemptStatus.RUNNING]
-        ).select_for_update(no_key=True, of=("self",))
-        self._attempts = {a.pk: a for a in live.defer("profile").select_related("job").order_by("pk")}
-        keys = [key for action in actions for key in _keys(action)]
-        pks = [self._world.rows[key] for key in keys]
-        rows = SubStage.objects.filter(pk__in=pks).select_related("device__node")
-        self._rows = {row.pk: row for row in rows}
+        self._attempts = {attempt.pk: attempt for attempt in reads.running_attempts_locked(ids)}
+        self._rows = reads.substages([self._world.rows[key] for action in actions for key in _keys(action)])
+        self._devices = {device.name: device for device in lore.pool_now().devices}
+        self._by_key = {device.pk: device for device in self._devices.values()}
         names = {a.device for a in actions if isinstance(a, Start) and a.device is not None}
-        names |= decision.devices
-        self._devices = {d.name: d for d in Device.objects.filter(name__in=names).select_related("node")}
+        lost = Device.objects.filter(name__in=names, state=DeviceState.LOST) if names else ()
+        self._lost = {device.name for device in lost}
         nodes = self._world.snapshot.nodes
         self._places = {(n.pipeline, n.id): n.device for n in nodes if n.device is not None}
         self._starting = {(a.pipeline, a.node): a.device for a in actions if isinstance(a, Start)}
@@ -156,10 +155,9 @@ class _There:
     def _possible(self, action: Run) -> bool:
         if action.pipeline not in self._attempts:
             return False
-        if isinstance(action, Start):
-            device = self._devices.get(action.device) if action.device is not None else None
-            if action.device is not None and (device is None or device.state == DeviceState.LOST):
-                return False
+        there = self._devices.keys() - self._lost
+        if isinstance(action, Start) and action.device is not None and action.device not in there:
+            return False
         return all(self._as_seen(key) for key in _keys(action))
 
     def _as_seen(self, key: Key) -> bool:
@@ -192,7 +190,7 @@ class _There:
             now=now,
             job_id=row.job_id,
             attempt_id=row.attempt_id,
-            device=row.device,
+            device=self._by_key.get(row.device_id),
         )
         return row
 
@@ -240,12 +238,7 @@ class _There:
             for key in after.running.get(name, ())
             for pipeline, id in after.gang(key)
         }
-        names |= {name for name in mates if name is not None}
-        missing = names - self._devices.keys()
-        if missing:
-            found = Device.objects.filter(name__in=missing).select_related("node")
-            self._devices |= {device.name: device for device in found}
-        return names & self._devices.keys()
+        return (names | {name for name in mates if name is not None}) & self._devices.keys()
 
     def grant(self, decision: Decision, actions: Sequence[Run], now: datetime) -> list[SubStage]:
         starts = [action for action in actions if isinstance(action, Start)]
@@ -255,9 +248,11 @@ class _There:
             return []
         ids = {action.pipeline for action in starts}
         waited = ids & {id for id, _ in self._world.snapshot.waits}
-        Attempt.objects.filter(pk__in=waited).update(wait_until=None)
+        if waited:
+            Attempt.objects.filter(pk__in=waited).update(wait_until=None)
         said = [self._attempts[id].job_id for id in ids if self._world.told[id][0]]
-        Job.objects.filter(pk__in=said).update(wait_code="", wait_text="", ahead=0)
+        if said:
+            Job.objects.filter(pk__in=said).update(wait_code="", wait_text="", ahead=0)
         rows = [self._rows[self.pk(action.pipeline, action.node)] for action in starts]
         return [row for row in rows if row.device is not None]
 
@@ -295,6 +290,7 @@ class _There:
                     return
                 break
         resident_use(device=device, weights_key=job.weights_key, weights_bytes=job.weights_bytes, now=now)
+        self._lore.pool = None
 
     def wait(self, actions: Sequence[Run], stimulus: str, now: datetime) -> None:
         for action in actions:
