@@ -21,11 +21,34 @@ import httpx
 
 from infra.embedded import processes
 from infra.embedded.stack import Stack
+from workers.protocol import Calibration, Rates
 
 logging.getLogger("httpx").setLevel(logging.WARNING)
 
 LIMIT_S = 120.0
 OVER = {"succeeded", "failed", "cancelled"}
+
+#: Devices as tests want them, the same on every machine: half of one does almost what the whole does, so that
+#: sharing gains; but the last sequences of a step spoil the training beside them, so that gathering them does.
+SHARED = Calibration(
+    shares=(0.5, 1.0),
+    alone={
+        "prefill": (1.2, 1.0),
+        "decode": (1.1, 1.0),
+        "tail": (1.05, 1.0),
+        "thin": (1.0, 1.0),
+        "logprob": (1.2, 1.0),
+        "update": (1.2, 1.0),
+        "sync": (1.0, 1.0),
+    },
+    beside={"update|thin": 1.6, "logprob|thin": 1.6, "thin|update": 1.2, "thin|logprob": 1.2},
+    saturation_batch=64,
+    rates=Rates(
+        prefill_s=3e-5, decode_floor_s=4e-3, decode_row_s=5e-5, logprob_s=5e-5, update_s=2e-4, sync_s=0.02
+    ),
+    parameters=600_000,
+    source="made up by a test",
+)
 
 
 @dataclass
@@ -66,10 +89,11 @@ class Tenant:
         """The job once it is over."""
         return until(lambda: self.job(job), lambda state: state["status"] in OVER, f"{job} is over")
 
-    def adapter(self, job: str, folder: Path) -> Path:
-        """Download and unpack the final checkpoint; the adapter's folder."""
-        (final,) = (row for row in self.listed(job, "checkpoints") if row["final"])
-        path = f"/v1/fine_tuning/jobs/{job}/checkpoints/{final['id']}/content"
+    def adapter(self, job: str, folder: Path, step: int | None = None) -> Path:
+        """Download and unpack the checkpoint after so many steps, or the final one; the adapter's folder."""
+        rows = self.listed(job, "checkpoints")
+        (wanted,) = (row for row in rows if (row["final"] if step is None else row["step_number"] == step))
+        path = f"/v1/fine_tuning/jobs/{job}/checkpoints/{wanted['id']}/content"
         content = self.http.get(path).raise_for_status().content
         with tarfile.open(fileobj=BytesIO(content)) as archive:
             archive.extractall(folder, filter="data")
@@ -108,6 +132,18 @@ class Service:
     def python(self, code: str) -> str:
         """What an operator's shell on the service's machine prints."""
         return self._run("-c", f"import django\ndjango.setup()\n{code}")
+
+    def calibrate(self, model: str, values: Calibration = SHARED) -> None:
+        """Store the values as if they had been measured on the service's devices with that model."""
+        self.python(
+            "from datetime import UTC, datetime\n"
+            "from backend.pool.models import Device\n"
+            "from scheduler.shell.calibration import calibration_store\n"
+            "from workers.protocol import Calibration\n"
+            f"values = Calibration.model_validate_json({values.model_dump_json()!r})\n"
+            "device = Device.objects.first()\n"
+            f"calibration_store(device=device, model={model!r}, values=values, now=datetime.now(UTC))\n"
+        )
 
     def manage(self, *arguments: str) -> str:
         return self._run("manage.py", *arguments)

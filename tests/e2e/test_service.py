@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.e2e.service import OVER, Service, Tenant, until
+from tests.e2e.shared import accounting
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -44,18 +45,6 @@ def body(file: str, **rl: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def tenants(service: Service) -> tuple[Tenant, Tenant, Tenant]:
     return service.tenant("One"), service.tenant("Two"), service.tenant("Stranger")
-
-
-def accounting(service: Service) -> dict[str, int]:
-    printed = service.python(
-        "import dataclasses, json\n"
-        "from datetime import UTC, datetime\n"
-        "from backend.metering.selectors import accounting\n"
-        "from backend.metering.services import pool_meter\n"
-        "pool_meter(datetime.now(UTC))\n"
-        "print(json.dumps(dataclasses.asdict(accounting())))\n"
-    )
-    return json.loads(printed)
 
 
 def test_two_tenants_from_post_to_bill(
