@@ -35,6 +35,8 @@ from workers.spec import JobSpec
 ANSWER_LIMIT_S = 600.0
 #: The last part of a tail: from here on, most groups of the step are whole.
 THIN = 4
+#: A batch that has grown so many times since it was last told of is told of again.
+GROWN = 2
 
 
 @dataclass(frozen=True)
@@ -194,8 +196,9 @@ class Roller:
             self._cross(lease, left, news.cached_tokens)
 
     def _cross(self, lease: Lease, left: int, cached_tokens: int) -> None:
+        """Into a thinner part, or, when answers have brought in many, anew: what is shared is paid by rows."""
         part = rollout_part(left, self._saturation)
-        if part > lease.offer.part:
+        if part > lease.offer.part or left >= GROWN * lease.offer.sequences:
             kind, self.part = rollout_chain(self._tools.spec)[part], part
             self._tools.desk.cross(lease, kind, left, part=part, cached_tokens=cached_tokens)
             self._tools.bell.ring()

@@ -146,6 +146,36 @@ def test_while_all_think_the_device_is_free(start, cluster, monkeypatch):
     assert all(spans[offer.node].tokens == 0 for offer in tools)
 
 
+def test_a_batch_that_grows_by_answers_is_told_of_again(start, cluster, monkeypatch):
+    """The first answer comes when all wait, the others once its sequence is back on the device."""
+    made = start("out", RL | {"steps": 1}, spec=SPEC)
+    waited = returned = False
+    worlds_made = 0
+
+    def all_wait() -> bool:
+        nonlocal waited
+        waited |= any(lease.offer.kind is SubStageKind.TOOL for lease in made._desk._open())
+        return waited
+
+    def one_is_back() -> bool:
+        nonlocal returned
+        open_now = [lease.offer for lease in made._desk._open()]
+        returned |= waited and any(offer.kind in ROLLING and offer.sequences == 1 for offer in open_now)
+        return returned
+
+    def begin(settings, item, stream):
+        nonlocal worlds_made
+        worlds_made += 1
+        return World(all_wait if worlds_made == 1 else one_is_back, turns=2)
+
+    monkeypatch.setattr(pipeline, "begin", begin)
+    reports = asyncio.run(run(made))
+    rolled = [offer for offer in offers(reports) if offer.kind in ROLLING]
+    back = next(place for place, offer in enumerate(rolled) if offer.sequences == 1)
+    assert rolled[back + 1].sequences >= 2
+    assert of_kind(reports, Ended)[0].outcome == "succeeded"
+
+
 def test_when_answers_come_changes_no_token(start, cluster, monkeypatch):
     """At once, so that they join the batch; or only when all wait, so that they come back together."""
     worlds(monkeypatch, lambda: True)
