@@ -58,11 +58,6 @@ class News:
     orders: Sequence[PipelineOrder] = ()
 
 
-def report_apply(report: Report, lore: Lore) -> News | None:
-    """Apply one report; None when it was applied before or its attempt is over."""
-    return reports_apply([report], lore)
-
-
 @transaction.atomic
 def reports_apply(reports: Sequence[Report], lore: Lore) -> News | None:
     """Apply reports of one attempt that follow each other; None when the first is not the next one, or the

@@ -140,13 +140,13 @@ class ByHand:
             self.report(attempt.pk, StepDone(step=step, metrics=METRICS, samples=()))
 
     def report(self, attempt_id: int, body: Any, name: str = "") -> None:
-        from scheduler.shell.reports import report_apply
+        from scheduler.shell.reports import reports_apply
         from workers.protocol import Report
 
         self._seq[attempt_id] += 1
         report = Report(attempt_id=attempt_id, seq=self._seq[attempt_id], at=time.time(), body=body)
         with self.meter.of(name or body.type):
-            news = report_apply(report, self._daemon._lore)
+            news = reports_apply([report], self._daemon._lore)
         assert news is not None
         if news.touch:
             with self.meter.of("tick"):
@@ -202,8 +202,8 @@ def by_hand(folder: Path, steps: int = STEPS) -> dict[str, dict[str, float]]:
 
 
 def led(folder: Path, devices: int, pause_s: float) -> dict[str, float]:
-    """Latency from a step's first offer to its grant, and CPU for each job and step; the pipelines' own, which is little,
-    counts too.
+    """Latency from a step's first offer to its grant, and CPU for each job and step: that of the pipelines,
+    which is little, counts too.
     """
     from tests import factories
     from tests.scheduler.shell import fake

@@ -15,11 +15,12 @@ from backend.pool.substages import substage_grant, substage_offer
 from scheduler.core.board import Board
 from scheduler.core.state import Place, Plan, Policy, Start
 from scheduler.shell.commit import commit
+from scheduler.shell.daemon import _apply
 from scheduler.shell.decide import Decision
 from scheduler.shell.facts import Lore
 from scheduler.shell.inventory import devices_of
 from scheduler.shell.observe import observe
-from scheduler.shell.reports import News, attempt_lost, report_apply
+from scheduler.shell.reports import News, attempt_lost, reports_apply
 from tests import factories
 from workers.launch import NodeSeen
 from workers.protocol import (
@@ -54,7 +55,7 @@ def attempt(tmp_path):
 
 
 def say(attempt, seq: int, body) -> News | None:
-    return report_apply(Report(attempt_id=attempt.pk, seq=seq, at=time.time(), body=body), Lore())
+    return reports_apply(batch(attempt, seq, body), Lore())
 
 
 def offer(node: str = "s0.w0.update.1") -> Offer:
@@ -119,6 +120,36 @@ def test_a_repeated_report_changes_nothing(attempt, device):
 def test_a_report_that_skips_one_waits_for_it(attempt):
     assert not say(attempt, 2, offer())
     assert say(attempt, 1, offer())
+
+
+def batch(attempt, first: int, *bodies) -> list[Report]:
+    return [
+        Report(attempt_id=attempt.pk, seq=seq, at=time.time(), body=body)
+        for seq, body in enumerate(bodies, start=first)
+    ]
+
+
+def test_reports_that_come_together_are_applied_once_and_count_one_by_one(attempt):
+    reports = batch(attempt, 1, offer("one"), offer("two"), done())
+    news = reports_apply(reports, Lore())
+    assert news.touch.pipelines == {attempt.pk}
+    before = counts()
+    assert reports_apply(reports, Lore()) is None
+    assert reports_apply(batch(attempt, 5, offer("five")), Lore()) is None
+    assert counts() == before
+    assert reports_apply(batch(attempt, 4, offer("four")), Lore())
+    attempt.refresh_from_db()
+    assert attempt.report_seq == 4
+    assert set(attempt.substages.values_list("node", flat=True)) == {"one", "two", "four"}
+
+
+def test_what_came_before_a_report_that_cannot_be_applied_still_counts(attempt):
+    broken = StepDone(step=0, metrics={"reward": 0.5}, samples=())  # without its tokens
+    failure = _apply(batch(attempt, 1, offer("one"), broken, offer("three")), Lore())
+    assert isinstance(failure, Failure)
+    attempt.refresh_from_db()
+    assert attempt.report_seq == 1
+    assert [row.node for row in attempt.substages.all()] == ["one"]
 
 
 def test_reports_after_the_end_change_nothing(attempt):

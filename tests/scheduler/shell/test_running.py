@@ -18,7 +18,7 @@ from scheduler.shell.decide import Decision, board_of
 from scheduler.shell.facts import Lore
 from scheduler.shell.observe import observe
 from scheduler.shell.orders import open_orders
-from scheduler.shell.reports import report_apply
+from scheduler.shell.reports import reports_apply
 from scheduler.shell.running import survivors
 from scheduler.shell.touch import Touch
 from tests import factories
@@ -176,7 +176,7 @@ def test_who_crosses_before_it_hears_that_it_should_leave_shares_the_device(two,
         finished=Finished(node=running.node, started_at=at, ended_at=at, tokens=1),
         offer=Offer(node=LATE, step=0, worker=0, kind=SubStageKind.SYNC, sequences=8, part=3),
     )
-    news = report_apply(Report(attempt_id=running.attempt_id, seq=1, at=at, body=body), Lore())
+    news = reports_apply([Report(attempt_id=running.attempt_id, seq=1, at=at, body=body)], Lore())
     assert shares() == {running.attempt_id: 0.5, waiting.attempt_id: 0.5}
     assert {type(order.order) for order in news.orders} == {ResizeOrder}
     assert {order.attempt_id for order in news.orders} == {running.attempt_id, waiting.attempt_id}
