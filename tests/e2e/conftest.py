@@ -11,9 +11,6 @@ from infra.embedded.stack import Stack
 from tests.e2e.service import Service
 from tests.tiny import make_tiny
 
-#: Of two devices with two threads each.
-CPUS = 4
-
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -22,12 +19,12 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Iterator[Service]:
-    """Two devices, which jobs share however slow the machine makes them by that."""
+    """Two devices of two threads, which jobs share however slow the machine makes them by that."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JIGSAW_CPU_DEVICE_THREADS", "2")
         patch.setenv("JIGSAW_POLICY", "lookahead")
         patch.setenv("JIGSAW_LATENCY_CAP", "10")
-        with Stack(tmp_path_factory.mktemp("var"), port=0, cpus=CPUS, models=False, console=None) as stack:
+        with Stack(tmp_path_factory.mktemp("var"), port=0, cpus=4, models=False, console=None) as stack:
             running = Service(stack)
             running.manage("model_add", "tiny", str(tiny_folder))
             running.calibrate("tiny")

@@ -28,8 +28,9 @@ logging.getLogger("httpx").setLevel(logging.WARNING)
 LIMIT_S = 120.0
 OVER = {"succeeded", "failed", "cancelled"}
 
-#: Devices as tests want them, the same on every machine: half of one does almost what the whole does, so that
-#: sharing gains; but the last sequences of a step spoil the training beside them, so that gathering them does.
+#: Devices as tests want them, the same on every machine: half of one does almost what the whole does, so
+#: that sharing gains; the last sequences of a step spoil the training beside them, so that to gather them
+#: gains too.
 SHARED = Calibration(
     shares=(0.5, 1.0),
     alone={

@@ -36,10 +36,17 @@ def body(tenant: Tenant, **fields: Any) -> dict[str, Any]:
     return {"model": "tiny", "training_file": file, "method": method, "rl": rl, "seed": 2, **fields}
 
 
+@pytest.fixture(scope="module")
+def tenants(service: Service) -> tuple[Tenant, Tenant]:
+    return service.tenant("Player"), service.tenant("Neighbour")
+
+
 @pytest.mark.parametrize("eta", [1, 2])
-def test_an_asynchronous_job_is_never_staler_than_it_asked_for(service: Service, eta: int) -> None:
+def test_an_asynchronous_job_is_never_staler_than_it_asked_for(
+    tenants: tuple[Tenant, Tenant], eta: int
+) -> None:
     """With another tenant's job beside it, which both takes and gives room."""
-    tenant, other = service.tenant("Ahead"), service.tenant("Beside")
+    tenant, other = tenants
     beside = other.submit(**body(other))
     mode = {"type": "async", "max_staleness": eta}
     made = tenant.submit(**body(tenant, rl={"mode": mode, "steps": 8}))
@@ -91,8 +98,10 @@ print(json.dumps(dict(zip(names, ray.get([h.__ray_call__.remote(held) for h in h
 
 
 @pytest.mark.parametrize("kind", ["prefill", "tail", "tool", "update"])
-def test_a_cancelled_game_leaves_nothing_and_its_device_to_the_next(service: Service, kind: str) -> None:
-    tenant, other = service.tenant("Player"), service.tenant("Next")
+def test_a_cancelled_game_leaves_nothing_and_its_device_to_the_next(
+    service: Service, tenants: tuple[Tenant, Tenant], kind: str
+) -> None:
+    tenant, other = tenants
     game = {"type": "guessing_game", "max_turns": 3, "turn_tokens": 30, "delay_s": [0.2, 0.4]}
     job = tenant.submit(**body(tenant, environment=game, rl={"devices": 2, "steps": 500}))
     url = f"{service.url}/v1/fine_tuning/jobs/{job}/cancel"
