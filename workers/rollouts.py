@@ -196,7 +196,7 @@ class Roller:
             self._cross(lease, left, news.cached_tokens)
 
     def _cross(self, lease: Lease, left: int, cached_tokens: int) -> None:
-        """Into a thinner part, or, when answers have brought in many, anew: what is shared is paid by rows."""
+        """Into a thinner part; or anew, when answers have brought in many: a batch is paid for by rows."""
         part = rollout_part(left, self._saturation)
         if part > lease.offer.part or left >= GROWN * lease.offer.sequences:
             kind, self.part = rollout_chain(self._tools.spec)[part], part
