@@ -253,7 +253,10 @@ def _nodes(
     rows: Sequence[SubStage], running: Mapping[Key, Running], names: Mapping[int, str], lore: Lore
 ) -> Iterable[state.Node]:
     spent = _spent(rows, lore)
+    rolling = {(row.attempt_id, row.step) for row in rows if state.Kind(row.kind) in ROLLING}
     for row in rows:
+        if row.kind == state.Kind.GRADE and (row.attempt_id, row.step) in rolling:
+            continue  # grades that come in beside the step's rollouts do not say that these are over
         known = running.get(_key(row))
         granted = row.status == SubStageStatus.GRANTED
         segment = _segment(row, lore.profile(row.attempt_id)[1], spent)

@@ -11,6 +11,7 @@ from backend.jobs.states import AttemptStatus, JobStatus
 from backend.pool.allotments import Terms, device_allot
 from backend.pool.models import Allotment, Device, SubStage
 from backend.pool.services import node_seen
+from backend.pool.states import SubStageStatus
 from backend.pool.substages import substage_finish, substage_grant, substage_leave, substage_offer
 from scheduler.core.state import POLICIES, Plan, Resize, Start, Yield
 from scheduler.shell.commit import commit
@@ -215,3 +216,17 @@ def test_orders_are_made_again_from_rows_with_the_shares_that_hold_now(two, devi
     ]
     assert {o.share for o in orders if isinstance(o, ResizeOrder)} == {0.25, 0.75}
     assert [order.order for order in open_orders()] == orders
+
+
+def test_grades_beside_rollouts_do_not_say_that_these_are_over(device, tmp_path):
+    attempt = attempt_at(device, tmp_path)
+    grade = offered(attempt, "s0.w0.grade.3", SubStageKind.GRADE, part=1, gang="")
+    rollouts = offered(attempt, "s0.w0.tail.2", SubStageKind.TAIL, part=4, gang="")
+
+    def seen() -> list[str]:
+        return [node.kind.value for node in observe(datetime.now(UTC), lore=Lore()).snapshot.nodes]
+
+    assert seen() == ["tail"]
+    SubStage.objects.filter(pk=rollouts.pk).update(status=SubStageStatus.DONE)
+    assert seen() == ["grade"]
+    assert grade.status == SubStageStatus.GRANTED
