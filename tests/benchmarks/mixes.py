@@ -95,7 +95,7 @@ def mix_b(steps: int) -> list[Task]:
 
 
 def mix_c(steps: int) -> list[Task]:
-    game = {"type": "guessing_game", "max_turns": 4, "turn_tokens": 8, "delay_s": [0.2, 2.0]}
+    game = {"type": "guessing_game", "max_turns": 4, "turn_tokens": 6, "delay_s": [0.2, 2.0]}
     settings = rl(steps, prompts_per_step=2, sampling={"max_tokens": 96})
     return [Task(f"c{n}", GAME_ROWS, job(MODEL, settings, seed=n, environment=game)) for n in range(4)]
 
