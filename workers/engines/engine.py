@@ -43,6 +43,9 @@ from workers.engines.weights import Weights, blocked, from_state_dict
 from workers.models.chat import ChatTokenizer
 from workers.models.limits import KV_TOKENS, longest_sequence
 
+#: Runs whose adapters are stacked although they compute nothing now: each takes its adapter's memory again.
+STACKED = 16
+
 
 class TorchEngine:
     def __init__(
@@ -222,7 +225,11 @@ class TorchEngine:
         nothing can join because runs that were not asked for hold everything. ``should_stop`` is asked before
         every step.
         """
-        runs = list(self._runs.values()) if run_keys is None else [self._run(key) for key in run_keys]
+        runs = list(self._runs.values())
+        if run_keys is not None:
+            # In the order in which they were opened: that of the stacked adapters.
+            asked = {self._run(key).key for key in run_keys}
+            runs = [run for run in runs if run.key in asked]
         progress = Progress()
         steps = 0
         while sum(len(run.running) + len(run.waiting) for run in runs) > min_running:
@@ -331,11 +338,17 @@ class TorchEngine:
         config = self._weights.config
         if self._weights.device.type != "cpu":
             return side_by_side(adapters, counts, config.layers)
-        additions = self._stack.additions(adapters, counts) if self._stack is not None else None
-        if additions is None:
-            self._stack = Stack(config, adapters)
+        if self._stack is not None:
             additions = self._stack.additions(adapters, counts)
-        return additions
+            if additions is not None:
+                return additions
+        # Of all runs: whose sequences wait for a tool now will be back.
+        stacked = [run.adapter for run in self._runs.values()]
+        if len(stacked) > STACKED:
+            stacked = list(adapters)
+        if self._stack is None or not self._stack.renew(stacked):
+            self._stack = Stack(config, stacked)
+        return self._stack.additions(adapters, counts) or Stack(config, adapters).additions(adapters, counts)
 
     def _draw(self, rows: Sequence[tuple[Run, Row]], hidden: Tensor) -> list[tuple[int, float]]:
         """Each row's next token and its log-prob from its last hidden state.

@@ -37,14 +37,16 @@ class Rows:
 
     @classmethod
     def of(cls, counts: Sequence[int]) -> Rows:
-        """``counts[slot]`` tokens, in the order of the slots."""
+        """``counts[slot]`` tokens, in the order of the slots. In a batched product those without cost as much
+        as others: where they are half of it, each run has a product of its own.
+        """
         spans, start = [], 0
         for slot, count in enumerate(counts):
             if count:
                 spans.append((slot, slice(start, start + count)))
             start += count
         most = max(counts)
-        if len(counts) * (most - PADDING) > start:
+        if len(counts) * (most - PADDING) > start or len(counts) >= 2 * len(spans):
             return cls(spans, batched=False)
         if min(counts) == most:
             return cls(spans, batched=True)
@@ -87,17 +89,17 @@ class Stack:
 
     def __init__(self, config: ModelConfig, adapters: Sequence[Adapters | None]) -> None:
         """At least one is not None."""
-        self._adapters = list(adapters)
+        self._adapters: list[Adapters | None] = list(adapters)
         self._layers = [_places(config, layer, adapters) for layer in range(config.layers)]
 
     def additions(
         self, adapters: Sequence[Adapters | None], counts: Sequence[int]
     ) -> list[Mapping[str, Addition]] | None:
         """For a batch of ``counts[i]`` tokens with ``adapters[i]``, in this order; None when the stack does
-        not serve it: an adapter is missing, or idle slots between them would be half of the work.
+        not hold one of them.
         """
         slots = self._slots(adapters)
-        if slots is None or slots[-1] - slots[0] + 1 >= 2 * len(slots):
+        if slots is None:
             return None
         of_slot = dict(zip(slots, counts, strict=True))
         used = slice(slots[0], slots[-1] + 1)
@@ -106,6 +108,38 @@ class Stack:
             {name: StackedAddition(down[used], up[used], rows) for name, (down, up) in layer.items()}
             for layer in self._layers
         ]
+
+    def renew(self, adapters: Sequence[Adapters | None]) -> bool:
+        """Write those that are new into their slots; False when the slots are others, or not wide enough."""
+        new = [
+            slot
+            for slot, (old, adapter) in enumerate(zip(self._adapters, adapters, strict=False))
+            if old is not adapter
+        ]
+        if len(adapters) != len(self._adapters) or not all(self._fits(adapters[slot]) for slot in new):
+            return False
+        for slot in new:
+            self._write(slot, adapters[slot])
+        self._adapters = list(adapters)
+        return True
+
+    def _fits(self, adapter: Adapters | None) -> bool:
+        return adapter is None or all(
+            name in places and len(pair.down) <= places[name][0].shape[2]
+            for places, layer in zip(self._layers, adapter, strict=True)
+            for name, pair in layer.items()
+        )
+
+    def _write(self, slot: int, adapter: Adapters | None) -> None:
+        for number, places in enumerate(self._layers):
+            for name, (down, up) in places.items():
+                pair = None if adapter is None else adapter[number].get(name)
+                columns = 0 if pair is None else len(pair.down)
+                down[slot, :, columns:] = 0
+                up[slot, columns:] = 0
+                if pair is not None:
+                    down[slot, :, :columns] = pair.down.T
+                    up[slot, :columns] = pair.up.T
 
     def _slots(self, adapters: Sequence[Adapters | None]) -> list[int] | None:
         found: list[int] = []

@@ -25,7 +25,9 @@ def adapters(tiny: Weights) -> list[Adapters | None]:
     ]
 
 
-@pytest.mark.parametrize("lengths", [[5, 5, 5, 5], [1, 9, 4, 3], [300, 1, 2, 1], [4, 3], [0, 0, 6, 2]])
+@pytest.mark.parametrize(
+    "lengths", [[5, 5, 5, 5], [1, 9, 4, 3], [300, 1, 2, 1], [4, 3], [0, 0, 6, 2], [5, 0, 0, 3]]
+)
 def test_every_token_has_its_own_adapter(
     tiny: Weights, adapters: list[Adapters | None], lengths: list[int]
 ) -> None:
@@ -46,6 +48,29 @@ def test_one_long_run_is_not_padded_for() -> None:
     assert not Rows.of([300, 1, 1]).batched
 
 
+def test_idle_runs_are_not_computed_for_where_they_are_half() -> None:
+    assert Rows.of([3, 0, 3]).batched
+    rows = Rows.of([3, 0, 0, 2])
+    assert not rows.batched
+    assert rows.spans == [(0, slice(0, 3)), (3, slice(3, 5))]
+
+
+def test_new_adapters_take_the_places_of_old_ones(tiny: Weights, adapters: list[Adapters | None]) -> None:
+    def new(seed: int, **how: object) -> Adapters:
+        return join(tiny.config, random_adapter(tiny.config, seed, **how), 1.0, torch.float32)
+
+    changed = [new(7, rank=2, targets=["q_proj"]), new(8, rank=4), None, adapters[3]]
+    stack = Stack(tiny.config, adapters)
+    assert stack.renew(changed)
+    fresh = Stack(tiny.config, changed)
+    ours, theirs = (one.additions([changed[0], changed[1], changed[3]], [2, 3, 1]) for one in (stack, fresh))
+    assert ours is not None and theirs is not None
+    x, y = torch.randn(6, tiny.config.hidden), torch.randn(6, tiny.layers[0].qkv.shape[0])
+    torch.testing.assert_close(ours[0]["qkv"].added(y.clone(), x), theirs[0]["qkv"].added(y.clone(), x))
+    assert not stack.renew([new(9, rank=64), *changed[1:]]), "wider than any before"
+    assert not stack.renew(changed[:3]), "another number of runs"
+
+
 def test_a_stack_serves_what_it_holds(tiny: Weights, adapters: list[Adapters | None]) -> None:
     first, none, second, third = adapters
     stack = Stack(tiny.config, adapters)
@@ -54,8 +79,7 @@ def test_a_stack_serves_what_it_holds(tiny: Weights, adapters: list[Adapters | N
     assert (
         stack.additions([join(tiny.config, random_adapter(tiny.config, 1), 2.0, torch.float32)], [1]) is None
     )
-    # Two idle slots between two busy ones: half of the work would be for nobody.
-    assert stack.additions([first, third], [2, 3]) is None
+    assert stack.additions([first, third], [2, 3]) is not None
     assert stack.additions([none, second, third], [2, 3, 1]) is not None
 
 
