@@ -95,6 +95,8 @@ class Room:
 
         The kept caches of the row and of ``going_on`` move into pools, so they are not counted, nor dropped.
         """
+        if row.sequence.longest > self.kv_tokens:
+            return None
         length = size_of(row.sequence.longest, self.kv_tokens)
         if length not in self._pools:
             self._pools[length] = Pool(self._make[0], length, *self._make[1:])
