@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+
+# Generated cases are the same in every run, so that a failure is of the change that is tested;
+# ``--hypothesis-profile explore`` looks at new ones.
+settings.register_profile("same", derandomize=True)
+settings.register_profile("explore", derandomize=False)
+settings.load_profile("same")
 
 
 @pytest.fixture(scope="session")
