@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
 from django.conf import settings
 from django.db.models import F, Sum
@@ -24,7 +25,7 @@ from scheduler.core.board import OVERDUE
 from scheduler.core.profile import LEAST, Profile
 from scheduler.shell import priors
 from scheduler.shell.calibrated import type_name
-from scheduler.shell.facts import NOWHERE, Ground, Lore, demand_of
+from scheduler.shell.facts import NOWHERE, Facts, Ground, Lore, demand_of
 from scheduler.shell.profiles import ROLLING, solo_seconds
 
 Key = tuple[int, str]
@@ -183,15 +184,7 @@ def _queued(job: Job, lore: Lore, ground: Ground) -> state.QueuedJob:
     if facts is None:
         return queued
     outlook = lore.prior(job.pk, ground, False)
-    return replace(
-        queued,
-        demand=demand_of(outlook, ground.table, facts.fusible),
-        shape=priors.shape(facts.spec, False),
-        outlook=outlook,
-        fusible=facts.fusible,
-        kv_tokens=facts.kv_tokens,
-        kv_bytes=facts.kv_bytes,
-    )
+    return replace(queued, **_expected(facts, ground, outlook, False))
 
 
 def _pipeline(
@@ -221,15 +214,19 @@ def _pipeline(
         return pipeline
     streams, profile = lore.profile(attempt.pk)
     outlook = profile.outlook()
-    return replace(
-        pipeline,
-        demand=demand_of(outlook, ground.table, facts.fusible),
-        shape=priors.shape(facts.spec, streams),
-        outlook=outlook,
-        fusible=facts.fusible,
-        kv_tokens=facts.kv_tokens,
-        kv_bytes=facts.kv_bytes,
-    )
+    return replace(pipeline, **_expected(facts, ground, outlook, streams))
+
+
+def _expected(facts: Facts, ground: Ground, outlook: state.Outlook, streams: bool) -> dict[str, Any]:
+    """What policies that multiplex read of a job, waiting or running."""
+    return {
+        "demand": demand_of(outlook, ground.table, facts.fusible),
+        "shape": priors.shape(facts.spec, streams),
+        "outlook": outlook,
+        "fusible": facts.fusible,
+        "kv_tokens": facts.kv_tokens,
+        "kv_bytes": facts.kv_bytes,
+    }
 
 
 # ---------------------------------------------------------------- sub-stages
