@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import uuid
 
-import torch
-from ray.exceptions import OutOfMemoryError as RayOutOfMemoryError
 from ray.exceptions import RayActorError
 
 from workers.calls import Stuck
@@ -15,7 +13,9 @@ from workers.engines.errors import NotFinite
 from workers.envs.problems import EnvironmentProblem
 from workers.gathering import GraderFailed
 from workers.protocol import Failure, FailureKind
-from workers.residents import ModelLoad
+from workers.residents.errors import ModelLoad
+
+OUT_OF_MEMORY = {"MemoryError", "OutOfMemoryError"}
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,10 @@ def failure_of(error: Exception) -> Failure:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """torch says it in words only when it is the processor's memory that has run out."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError | RayOutOfMemoryError):
+    """By the name of the error: torch and Ray have one each, and a pipeline does not load torch to know its.
+
+    torch says it in words only when it is the processor's memory that has run out.
+    """
+    if OUT_OF_MEMORY & {kind.__name__ for kind in type(error).mro()}:
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

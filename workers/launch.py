@@ -12,6 +12,7 @@ Nothing here decides anything. Ray's own resources are not used to place: the sc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,25 +118,42 @@ def _kill(name: str) -> None:
 
 
 def rollout_resident(device: DeviceRef, weights_key: str, model_path: str, precision: str) -> Any:
-    from workers.residents import RolloutResident
-
-    return _resident(RolloutResident, "rollout", device, weights_key, model_path, precision)
+    return _resident(_rollout_actor, "rollout", device, weights_key, model_path, precision)
 
 
 def trainer_resident(device: DeviceRef, weights_key: str, model_path: str, precision: str) -> Any:
-    from workers.residents import TrainerResident
+    return _resident(_trainer_actor, "trainer", device, weights_key, model_path, precision)
 
-    return _resident(TrainerResident, "trainer", device, weights_key, model_path, precision)
+
+def _rollout_actor() -> type:
+    from workers.residents.rollout import RolloutResident
+
+    return RolloutResident
+
+
+def _trainer_actor() -> type:
+    from workers.residents.trainer import TrainerResident
+
+    return TrainerResident
 
 
 def _resident(
-    actor: type, role: str, device: DeviceRef, weights_key: str, model_path: str, precision: str
+    actor: Callable[[], type],
+    role: str,
+    device: DeviceRef,
+    weights_key: str,
+    model_path: str,
+    precision: str,
 ) -> Any:
-    """The resident of that role; concurrent creators get the same one. Calls may overlap (threads)."""
-    return (
-        ray.remote(actor)
+    """The resident of that role; concurrent creators get the same one. Calls may overlap (threads).
+
+    Who finds one does not load its class, and torch with it: that is for who must start one.
+    """
+    name = resident_name(role, device.name, weights_key)
+    return _find(name) or (
+        ray.remote(actor())
         .options(
-            name=resident_name(role, device.name, weights_key),
+            name=name,
             lifetime="detached",
             get_if_exists=True,
             num_cpus=0,

@@ -60,7 +60,7 @@ from workers.protocol import (
     SubStageKind,
     Yield,
 )
-from workers.residents import ModelLoad
+from workers.residents.errors import ModelLoad
 from workers.rollouts import Rollers, Tools
 from workers.training import Training
 

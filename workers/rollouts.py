@@ -28,7 +28,7 @@ from workers.gathering import Episode
 from workers.grants import Desk, Lease
 from workers.models.chat import ChatTokenizer
 from workers.protocol import Merge, SubStageKind
-from workers.residents import News
+from workers.residents.mailbox import News
 from workers.spec import JobSpec
 
 #: Longest time an environment may take over an answer.

@@ -35,7 +35,8 @@ from workers.protocol import (
     Stop,
     SubStageKind,
 )
-from workers.residents import RolloutResident, TrainerResident
+from workers.residents.rollout import RolloutResident
+from workers.residents.trainer import TrainerResident
 from workers.spec import JobSpec
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from workers.protocol import (
     StepDone,
     SubStageKind,
 )
-from workers.residents import ModelLoad
+from workers.residents.errors import ModelLoad
 from workers.train.trainer import NotFinite
 
 

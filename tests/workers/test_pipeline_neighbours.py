@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tests.workers.local import Cluster, device, of_kind, run, running, same_weights, texts
 from workers.pipeline import Pipeline
 from workers.protocol import Ended, Merge, Offer, SubStageKind
-from workers.residents import RolloutResident
+from workers.residents.rollout import RolloutResident
 
 #: Devices on which a batch is a tail from its first token on.
 HERE, THERE = (device(f"local/cpu{index}", saturation=64) for index in range(2))

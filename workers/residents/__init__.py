@@ -3,11 +3,6 @@
 Both are Ray actors whose calls may overlap: a run can be cancelled, joined, resized or dropped while others
 compute. What computes does so slice by slice (a token of every sequence, a micro-batch) on computing threads
 of the resident's own, so that what libraries keep per thread is kept for these few.
+
+Nothing is imported here: a pipeline reads a resident's errors and news, and needs no torch for it.
 """
-
-from workers.residents.base import ModelLoad, RunClosed
-from workers.residents.mailbox import News
-from workers.residents.rollout import RolloutResident
-from workers.residents.trainer import Trained, TrainerResident
-
-__all__ = ["ModelLoad", "News", "RolloutResident", "RunClosed", "Trained", "TrainerResident"]

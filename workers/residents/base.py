@@ -13,6 +13,7 @@ import torch
 from workers.engines.precision import choose_dtype
 from workers.engines.weights import Weights, load_weights
 from workers.protocol import DeviceRef
+from workers.residents.errors import ModelLoad, RunClosed
 from workers.residents.shares import limit_of
 from workers.timing import Ran, Stopwatch
 
@@ -22,14 +23,6 @@ T = TypeVar("T")
 CPU_NICENESS = 5
 #: Closed runs that are remembered, so that a call which was overtaken by ``close`` does not open one again.
 CLOSED_KEPT = 10_000
-
-
-class RunClosed(Exception):
-    """The run was closed while, or before, it computed here."""
-
-
-class ModelLoad(Exception):
-    """The weights could not be loaded."""
 
 
 class Resident:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from threading import Condition
 
 from workers.engines.sequences import Rollout
-from workers.residents.base import RunClosed
+from workers.residents.errors import RunClosed
 
 
 @dataclass(frozen=True)

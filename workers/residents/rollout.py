@@ -24,7 +24,8 @@ from workers.engines.errors import NotFinite
 from workers.engines.sequences import Rollout
 from workers.models.chat import ChatTokenizer
 from workers.protocol import DeviceRef
-from workers.residents.base import Resident, RunClosed, timed
+from workers.residents.base import Resident, timed
+from workers.residents.errors import RunClosed
 from workers.residents.mailbox import Mailbox, News, Stepped
 from workers.timing import Ran
 

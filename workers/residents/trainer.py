@@ -11,7 +11,6 @@ closed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -22,22 +21,15 @@ import torch
 from workers.protocol import DeviceRef
 from workers.residents.base import Resident, joined, timed
 from workers.residents.lanes import Lanes
-from workers.rl.batching import Batch, Denominator, micro_batch_indices
-from workers.rl.sums import Sums
+from workers.rl.averages import Denominator
+from workers.rl.batching import Batch, micro_batch_indices
+from workers.rl.sums import Sums, Trained
 from workers.spec import RLConfig
 from workers.timing import Ran
 from workers.train import checkpoint
 from workers.train.trainer import TorchTrainer
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Trained:
-    """The sums over the first ``done`` micro-batches, which were computed."""
-
-    sums: Sums
-    done: int
 
 
 class TrainerResident(Resident):

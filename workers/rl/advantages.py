@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+import numpy as np
 
 EPSILON = 1e-6
 
@@ -21,13 +21,13 @@ def group_advantages(rewards_G: Sequence[float], valid_G: Sequence[bool], normal
     """
     if len(rewards_G) != len(valid_G):
         raise ValueError(f"{len(rewards_G)} rewards but {len(valid_G)} validity marks")
-    rewards = torch.tensor(list(rewards_G), dtype=torch.float64)
-    counted = torch.tensor(list(valid_G), dtype=torch.bool) & torch.isfinite(rewards)
+    rewards = np.asarray(rewards_G, dtype=np.float64)
+    counted = np.asarray(valid_G, dtype=bool) & np.isfinite(rewards)
     used = rewards[counted]
     # Equality is decided on the rewards: their mean may differ from each of them by rounding.
     if len(used) < 2 or bool((used == used[0]).all()):
         return [0.0] * len(rewards_G)
-    centred = torch.where(counted, rewards - used.mean(), 0.0)
+    centred = np.where(counted, rewards - used.mean(), 0.0)
     if normalize:
-        centred = centred / (used.std() + EPSILON)
+        centred = centred / (used.std(ddof=1) + EPSILON)
     return [float(value) for value in centred]

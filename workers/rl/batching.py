@@ -7,24 +7,12 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TypeVar
 
+from workers.rl.averages import Denominator
+
 T = TypeVar("T")
 
 #: A micro-batch's memory grows with its padded tokens times the longest sequence.
 MICRO_BATCH_TOKENS = 8192
-
-
-@dataclass(frozen=True)
-class Denominator:
-    """Totals over what a whole update trains, all workers together: sampled tokens and their sequences."""
-
-    tokens: int
-    sequences: int
-    max_tokens: int
-
-    def __add__(self, other: Denominator) -> Denominator:
-        if self.max_tokens != other.max_tokens:
-            raise ValueError("denominators of jobs with different max_tokens do not add up")
-        return Denominator(self.tokens + other.tokens, self.sequences + other.sequences, self.max_tokens)
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,11 @@
-"""Policy loss per token, and how tokens are averaged.
-
-Averaging is a weight per token that its own sequence decides, and one division by the whole update's totals
-(``Denominator``) at the end: the gradient is a sum over micro-batches and over workers, however the batch is
-split and whatever is not known yet when a part of it is computed.
-"""
+"""Policy loss per token. How they are averaged: ``workers.rl.averages``."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from workers.rl.batching import Denominator
-
-Average = Literal["token", "sequence", "constant"]
+from workers.rl.averages import Average
 
 
 def clipped_policy_loss(
@@ -34,17 +25,6 @@ def token_weights(lengths_R: Tensor, average: Average) -> Tensor:
     """
     lengths = lengths_R.double()
     return 1 / lengths if average == "sequence" else torch.ones_like(lengths)
-
-
-def divisor(average: Average, over: Denominator) -> int:
-    """What the weighted sum over an update's tokens is divided by.
-
-    token: all tokens (https://arxiv.org/abs/2503.14476). sequence: sequences
-    (https://arxiv.org/abs/2402.03300). constant: sequences x max_tokens (https://arxiv.org/abs/2503.20783).
-    """
-    if average == "token":
-        return over.tokens
-    return over.sequences if average == "sequence" else over.sequences * over.max_tokens
 
 
 def importance_weights(old_N: Tensor, engine_N: Tensor, cap: float) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workers.rl.batching import Denominator
-from workers.rl.losses import Average, divisor
+from workers.rl.averages import Average, Denominator, divisor
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,14 @@ class Sums:
             "mismatch": self.mismatch / count,
             "mismatch_max": self.mismatch_max,
         }
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The sums over the first ``done`` micro-batches of those that were asked for, which were computed."""
+
+    sums: Sums
+    done: int
 
 
 def step_metrics(updates: Sequence[tuple[Sums, Denominator]]) -> dict[str, float]:

@@ -28,9 +28,10 @@ from workers.engines.logprobs import chosen_logprobs
 from workers.engines.packed import pack, packed_attention
 from workers.engines.weights import Weights
 from workers.models.limits import ACTIVATION_BYTES
-from workers.rl.batching import Batch, Denominator
+from workers.rl.averages import Denominator, divisor
+from workers.rl.batching import Batch
 from workers.rl.kl import k3
-from workers.rl.losses import clipped_policy_loss, divisor, importance_weights, token_weights
+from workers.rl.losses import clipped_policy_loss, importance_weights, token_weights
 from workers.rl.sums import Sums
 from workers.spec import LoRA, RLConfig
 from workers.train.parameters import (

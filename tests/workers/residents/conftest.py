@@ -12,7 +12,7 @@ from tests.workers.residents.runs import SEEDS, tokens
 from workers.engines.engine import TorchEngine
 from workers.engines.sequences import Rollout
 from workers.engines.weights import Weights
-from workers.residents import RolloutResident
+from workers.residents.rollout import RolloutResident
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from workers.engines.sequences import Request, Rollout
-from workers.residents import RolloutResident
+from workers.residents.rollout import RolloutResident
 
 WAIT_S = 30
 SEEDS = {"a": 1, "b": 2, "c": 3}

@@ -7,7 +7,8 @@ import pytest
 from tests.workers.engines.adapters import random_adapter
 from tests.workers.residents.runs import SEEDS, WAIT_S, Steps, made, request, result, sequences, tokens
 from workers.engines.sequences import Rollout
-from workers.residents import RolloutResident, RunClosed
+from workers.residents.errors import RunClosed
+from workers.residents.rollout import RolloutResident
 
 
 def test_pipelines_that_come_and_go_as_they_like_get_their_own_tokens(engine, callers, alone, tiny):

@@ -6,13 +6,15 @@ from threading import Event
 
 import pytest
 
+import workers.residents.rollout as module
 from tests.workers.engines.adapters import random_adapter
 from tests.workers.residents.devices import cpu
 from tests.workers.residents.runs import WAIT_S, Steps, made, request, result, sequences, tokens
 from workers.engines.errors import NotFinite
 from workers.engines.sequences import Rollout
-from workers.residents import ModelLoad, News, RolloutResident
-from workers.residents import rollout as module
+from workers.residents.errors import ModelLoad
+from workers.residents.mailbox import News
+from workers.residents.rollout import RolloutResident
 
 # ---------------------------------------------------------------- news
 

@@ -12,8 +12,10 @@ import torch
 
 from tests.workers.residents.devices import cpu
 from workers.engines.errors import NotFinite
-from workers.residents import RunClosed, TrainerResident
-from workers.rl.batching import Batch, Denominator, denominator
+from workers.residents.errors import RunClosed
+from workers.residents.trainer import TrainerResident
+from workers.rl.averages import Denominator
+from workers.rl.batching import Batch, denominator
 from workers.rl.sums import Sums
 from workers.spec import RLConfig
 

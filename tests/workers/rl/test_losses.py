@@ -4,9 +4,9 @@ import math
 
 import torch
 
-from workers.rl.batching import Denominator
+from workers.rl.averages import Denominator, divisor
 from workers.rl.kl import k3
-from workers.rl.losses import clipped_policy_loss, divisor, importance_weights, token_weights
+from workers.rl.losses import clipped_policy_loss, importance_weights, token_weights
 
 
 def test_clipped_loss_by_hand() -> None:

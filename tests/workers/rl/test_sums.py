@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.rl.batching import Denominator
+from workers.rl.averages import Denominator
 from workers.rl.sums import Sums, step_metrics
 
 HALF = Sums(tokens=4, loss=6.0, kl=2.0, entropy=8.0, clipped=1.0, mismatch=0.4, mismatch_max=0.3)

@@ -10,7 +10,8 @@ import torch
 
 from tests.workers.train.runs import assert_close, config, gradients, masked, opened, rollout, train
 from workers.engines.weights import Weights
-from workers.rl.batching import Batch, Denominator, denominator
+from workers.rl.averages import Denominator
+from workers.rl.batching import Batch, denominator
 from workers.rl.sums import Sums
 
 PROMPT = (5, 6, 7)

@@ -8,7 +8,8 @@ from workers.engines.engine import TorchEngine
 from workers.engines.errors import NotFinite
 from workers.engines.sequences import Request
 from workers.engines.weights import Weights
-from workers.rl.batching import Batch, Denominator, denominator
+from workers.rl.averages import Denominator
+from workers.rl.batching import Batch, denominator
 
 
 @pytest.mark.parametrize("tuning", ["lora", "full"])
