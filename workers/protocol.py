@@ -14,7 +14,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
 from workers.spec import JobSpec
 
@@ -60,6 +60,7 @@ class FailureKind(StrEnum):
     NOT_FINITE = "not_finite"
     MODEL_LOAD = "model_load"
     TIME_LIMIT = "time_limit"
+    NOTHING_LEARNED = "nothing_learned"
     INTERNAL = "internal"
 
 
@@ -97,6 +98,13 @@ class Launch(Message):
     checkpoint_dir: str = Field(description="the job's own folder; checkpoints become step-N below it")
     resume_from: str | None = Field(None, description="a checkpoint folder written by an earlier attempt")
     start_step: int = Field(0, description="first step to run; the checkpoint's step")
+    start_path: str | None = Field(
+        None, description="folder of the checkpoint that a job starts from; its weights are the reference"
+    )
+    corpora: dict[str, str] = Field(default_factory=dict, description="paths of what the job's tools search")
+    secrets: dict[str, SecretStr] = Field(
+        default_factory=dict, description="the organization's secrets that graders and environments need"
+    )
     streams: bool = Field(False, description="training may begin on finished groups while others roll out")
 
 
@@ -196,7 +204,8 @@ class SampleRecord(Message):
     tokens: int
     reward: float | None = Field(description="None when the grade failed")
     error: Text | None = None
-    advantage: float
+    advantage: float = Field(description="mean over its sampled tokens")
+    parts: dict[str, float] = Field(default_factory=dict, description="what the reward is made of, by name")
     finish: Literal["stop", "length"]
 
 
@@ -284,7 +293,7 @@ METRICS = {
     "reward": "mean reward of the step's graded samples",
     "reward_std": "standard deviation of the rewards over the step",
     "loss": "policy loss plus KL penalty, averaged as the job asks; mean over the step's updates",
-    "kl": "k3 estimate of the divergence from the starting weights, mean per trained token",
+    "kl": "estimated divergence from the starting weights, mean per trained token",
     "entropy": "mean entropy of the sampling distribution at trained positions, in nats",
     "clip_fraction": "share of trained tokens whose ratio was clipped",
     "grad_norm": "norm of the gradient before clipping, mean over the step's updates",
@@ -294,13 +303,24 @@ METRICS = {
     "completion_length": "mean sampled tokens per completion",
     "truncated": "share of completions that hit max_tokens",
     "zero_variance_groups": "share of groups whose rewards are all equal, which teach nothing",
-    "grade_errors": "share of samples whose grade failed",
+    "grade_errors": "share of samples without a usable reward: a grade or an environment failed",
+    "environment_errors": "share of episodes whose environment failed",
+    "grade_seconds": "mean wall seconds of a grade",
+    "grade_seconds_max": "the longest of them",
+    "masked": "share of completions left out of the loss because they were truncated",
+    "sampling_rounds": "rounds of rollouts that the step took",
+    "tool_calls": "mean tool calls per episode",
+    "tool_errors": "share of tool calls that failed",
+    "value_loss": "squared error of the value head, mean per trained token",
+    "explained_variance": "share of the returns' variance that the value head explains",
+    "accuracy": "share of pairs whose preferred completion has the higher implicit reward (DPO)",
+    "margin": "mean difference of the implicit rewards of a pair (DPO)",
     "tokens": "tokens sampled in the step",
     "tokens_per_s": "sampled tokens per second of the whole step",
     "seconds": "wall seconds of the step, waiting included",
     "waiting": "share of the step in which the job wanted a device and computed on none",
     "staleness": "updates that the weights of a sampled token were behind those it trained, mean",
     "staleness_max": "the largest of those",
-    "importance_capped": "share of trained tokens whose importance ratio was capped",
+    "importance_capped": "share of trained tokens whose importance ratio was cut or which it left out",
     "turns": "mean turns per episode, in an environment",
 }

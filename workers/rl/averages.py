@@ -8,9 +8,8 @@ the batch is split and whatever is not known yet when a part of it is computed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-Average = Literal["token", "sequence", "constant"]
+from workers.spec import Average
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workers.rl.averages import Average
+from workers.spec import Average
 
 
 def clipped_policy_loss(

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workers.rl.averages import Average, Denominator, divisor
+from workers.rl.averages import Denominator, divisor
+from workers.spec import Average
 
 
 @dataclass(frozen=True)

@@ -354,6 +354,9 @@ def _fill(config: RLConfig) -> None:
     """Write what was left out. The configuration is new: nobody has read it yet."""
     table, loss = config.method.defaults, config.loss
     top = {name: table.get(name) for name in ("normalize_advantage", "group_baseline", "sampling_rounds")}
+    if config.asynchronous and config.method.rolls_out:
+        # Later steps roll out already: a step cannot be made longer.
+        top["sampling_rounds"] = 1
     buffer = table.get("overlong_buffer", 0 if config.method.rolls_out else None)
     if config.algorithm == "dapo" and buffer is None:
         # A fifth, as in the paper: 4,096 of 20,480 tokens.
