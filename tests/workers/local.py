@@ -177,7 +177,7 @@ def launch(model: Path, rows: Path, folder: Path, **spec: Any) -> Launch:
         job_id="ftjob-x",
         run_key=f"{folder.name}.1",
         weights_key="tiny",
-        spec=JobSpec.model_validate(content).resolved(),
+        spec=JobSpec.model_validate(content),
         model_path=str(model),
         dataset_path=str(rows),
         checkpoint_dir=str(folder),
