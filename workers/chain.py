@@ -21,6 +21,9 @@ PREFILL, DECODE, TOOL = 0, 1, 5
 
 
 def rollout_chain(spec: JobSpec) -> tuple[SubStageKind, ...]:
+    """Empty where the data themselves say what is learned."""
+    if not spec.rl.method.rolls_out:
+        return ()
     kinds = (SubStageKind.PREFILL, SubStageKind.DECODE, *[SubStageKind.TAIL] * 3)
     return (*kinds, SubStageKind.TOOL) if spec.environment is not None else kinds
 
@@ -40,20 +43,46 @@ def part_floor(part: int, saturation: int) -> int:
 
 
 def train_chain(spec: JobSpec, streams: bool) -> tuple[SubStageKind, ...]:
-    """Streaming, an early UPDATE comes first: on finished groups, while others roll out."""
-    kinds = (SubStageKind.GRADE, SubStageKind.UPDATE, SubStageKind.SYNC)
+    """Streaming, an early UPDATE comes first: on finished groups, while others roll out.
+
+    Without rollouts there is nothing to grade, and no engine that takes the weights.
+    """
+    kinds = (SubStageKind.UPDATE,)
     if needs_logprobs(spec):
-        kinds = (SubStageKind.GRADE, SubStageKind.LOGPROB, SubStageKind.UPDATE, SubStageKind.SYNC)
+        kinds = (SubStageKind.LOGPROB, *kinds)
+    if spec.rl.method.rolls_out:
+        kinds = (SubStageKind.GRADE, *kinds, SubStageKind.SYNC)
     return (SubStageKind.UPDATE, *kinds) if streams else kinds
 
 
+def needs_old_logprobs(spec: JobSpec) -> bool:
+    """Log-probs of the weights before the step's first update: what several updates a rollout are compared
+    with, and what a penalty in the reward is made of.
+    """
+    rl = spec.rl
+    return rl.method.rolls_out and (rl.updates_per_step > 1 or rl.loss.kl_in == "reward")
+
+
+def needs_values(spec: JobSpec) -> bool:
+    """What the value head expects of each token, before the step's first update."""
+    return spec.rl.method.baseline == "value"
+
+
 def needs_logprobs(spec: JobSpec) -> bool:
-    """Several updates a rollout, or a penalty to a reference, compare with log-probs from before."""
-    return spec.rl.updates_per_step > 1 or spec.rl.loss.kl_beta > 0
+    """Whether something must be computed of all of a step before its first update."""
+    return needs_old_logprobs(spec) or spec.rl.needs_reference or needs_values(spec)
 
 
 def may_stream(spec: JobSpec) -> bool:
     """Whether its update can be summed up from groups as they finish, and changes nothing for those that
-    still roll out.
+    still roll out: no advantage depends on another group, and no group is replaced.
     """
-    return not needs_logprobs(spec) and not spec.rl.asynchronous
+    rl = spec.rl
+    apart = rl.method.compares_in_group and (rl.method.scope == "group" or not rl.normalize_advantage)
+    return (
+        rl.method.rolls_out
+        and apart
+        and rl.sampling_rounds == 1
+        and not needs_logprobs(spec)
+        and not rl.asynchronous
+    )

@@ -12,6 +12,7 @@ from workers.data.rows import RowProblem
 from workers.engines.errors import NotFinite
 from workers.envs.problems import EnvironmentProblem
 from workers.gathering import GraderFailed
+from workers.idleness import NothingLearned
 from workers.protocol import Failure, FailureKind
 from workers.residents.errors import ModelLoad
 
@@ -31,6 +32,8 @@ def failure_of(error: Exception) -> Failure:
             return Failure(kind=FailureKind.NOT_FINITE, message=said[0])
         case GraderFailed():
             return Failure(kind=FailureKind.GRADER_FAILED, message=said[0])
+        case NothingLearned():
+            return Failure(kind=FailureKind.NOTHING_LEARNED, message=said[0])
         case RowProblem() | EnvironmentProblem():
             return Failure(kind=FailureKind.BAD_DATA, message=said[0])
         case ModelLoad():

@@ -9,7 +9,8 @@
 
 They wait for each other on one bell (``workers.calls.Bell``) and for nothing else. Synchronous, no rollout of
 a step begins before the step before it is over; asynchronous, up to ``max_staleness`` updates early, and
-whatever was rolled out is trained, in order.
+whatever was rolled out is trained, in order. Groups that teach nothing may be replaced: then a worker rolls
+out again, within the step. A job that learns from the data's own completions has the last loop alone.
 
 It owns the job's data and decides nothing about devices: each sub-stage is offered, waits for its grant, runs
 on the granted device, and is reported. Everything random comes from the job's seed and the position, so an
@@ -21,29 +22,29 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
-from workers import batches
+from workers import batches, telling
 from workers.batches import Prompt
 from workers.calls import Bell, Stuck, call, together
 from workers.chain import train_chain
-from workers.data.cursor import row_at
-from workers.data.rows import RowIndex
 from workers.engines.sequences import Rollout
 from workers.envs.environment import Environment, begin
 from workers.envs.problems import EnvironmentProblem
 from workers.failures import failure_of
 from workers.fleet import Fleet
 from workers.gathering import Episode, Gathering
-from workers.grants import Desk
+from workers.graders.run import GradeInput, GradeResult
+from workers.grants import Desk, Lease
+from workers.idleness import FIELD, Idleness
 from workers.launch import grader_pool
-from workers.models.chat import ChatTokenizer
+from workers.material import Material
 from workers.outbox import Outbox
 from workers.protocol import (
     CheckpointSaved,
@@ -55,12 +56,12 @@ from workers.protocol import (
     Order,
     Report,
     Resize,
+    SampleRecord,
     StepDone,
     Stop,
     SubStageKind,
     Yield,
 )
-from workers.residents.errors import ModelLoad
 from workers.rollouts import Rollers, Tools
 from workers.training import Training
 
@@ -144,22 +145,22 @@ class Pipeline:
 
     async def _run(self) -> None:
         await asyncio.to_thread(self._open)
+        training = Training(self._launch, self._desk, self._fleet, self._bell, self._outbox)
+        if not self._rl.method.rolls_out:
+            await self._study(training)
+            return
         self._graders = grader_pool(own_node())
         self._rollers = Rollers(self._tools())
         workers = range(self._rl.devices)
         await together(
             *(self._roll(self._rollers, worker) for worker in workers),
             *(self._grade(worker) for worker in workers),
-            self._train(self._rollers),
+            self._train(training, self._rollers),
         )
 
     def _open(self) -> None:
-        """The tokenizer and the data."""
-        try:
-            self._tokenizer = ChatTokenizer(Path(self._launch.model_path))
-        except ValueError as error:
-            raise ModelLoad(str(error)) from error
-        self._rows = RowIndex(self._launch.dataset_path)
+        self._material = Material(self._launch)
+        self._idleness = Idleness(self._rl.max_idle_steps, self._launch.resume_from)
         self._fleet.sweep()
 
     def _tools(self) -> Tools:
@@ -169,7 +170,7 @@ class Pipeline:
             desk=self._desk,
             fleet=self._fleet,
             bell=self._bell,
-            tokenizer=self._tokenizer,
+            tokenizer=self._material.tokenizer,
         )
 
     @property
@@ -180,7 +181,17 @@ class Pipeline:
         """Roll out step by step, as far ahead of training as the job allows."""
         for step in self._steps:
             await self._bell.until(partial(self._may_roll_out, step))
-            await rollers.roll(step, worker, self._episodes(self._gather(step), worker))
+            await self._roll_step(rollers, self._gather(step), worker)
+
+    async def _roll_step(self, rollers: Rollers, gathering: Gathering, worker: int) -> None:
+        """The first round, and those that replace groups."""
+        for round in range(self._rl.sampling_rounds or 1):
+            if round:
+                await self._bell.until(partial(gathering.round_over, worker, round - 1))
+            prompts = gathering.prompts_of(worker, round)
+            if not prompts:
+                return
+            await rollers.roll(gathering.step, worker, self._episodes(gathering, prompts))
 
     def _may_roll_out(self, step: int) -> bool:
         return self._trained >= step - self._rl.max_staleness
@@ -189,10 +200,11 @@ class Pipeline:
         """Grade groups as they get whole: all that have by the time the graders are free."""
         for step in self._steps:
             await self._bell.until(partial(self._gatherings.__contains__, step))
-            await self._grade_step(self._gatherings[step], worker)
+            gathering = self._gatherings[step]
+            while left := gathering.ungraded(worker):
+                await self._grade_round(gathering, worker, left)
 
-    async def _grade_step(self, gathering: Gathering, worker: int) -> None:
-        left = gathering.groups_of(worker)
+    async def _grade_round(self, gathering: Gathering, worker: int, left: list[int]) -> None:
         lease = None
         while left:
             await self._bell.until(partial(gathering.any_whole, left))
@@ -202,60 +214,65 @@ class Pipeline:
                 part = train_chain(self._spec, self._launch.streams).index(SubStageKind.GRADE)
                 count = self._rl.group_size * (len(whole) + len(left))
                 lease = self._desk.begin(SubStageKind.GRADE, gathering.step, worker, count, part=part)
-            inputs = gathering.grade_inputs(whole)
-            grades = await lease.run(self._graders.grade, self._launch.run_key, self._spec.grader, inputs)
+            grades = await self._grades(lease, gathering.grade_inputs(whole))
             if not left:
                 self._desk.finish(lease)
             gathering.take_grades(whole, grades)
 
-    async def _train(self, rollers: Rollers) -> None:
-        training = Training(self._launch, self._desk, self._fleet, self._bell, self._outbox)
+    async def _grades(self, lease: Lease, inputs: list[GradeInput]) -> list[GradeResult]:
+        """None where the environment gives the rewards, or nothing came that could be graded."""
+        grader = self._spec.grader
+        if grader is None or not inputs:
+            return []
+        secrets = {name: value.get_secret_value() for name, value in self._launch.secrets.items()}
+        return await lease.run(self._graders.grade, self._launch.run_key, grader, inputs)
+
+    async def _train(self, training: Training, rollers: Rollers) -> None:
         began = time.monotonic()
         for step in self._steps:
             await self._bell.until(partial(self._gatherings.__contains__, step))
             gathering = self._gatherings[step]
-            trained = await training.run(gathering, partial(rollers.thin, step))
-            saved = await self._checkpoint(step + 1) if self._checkpoint_due(step + 1) else None
-            now = time.monotonic()
-            self._report_step(gathering, trained, now - began)
-            if saved is not None:
-                self._outbox.add(saved)
-            began = now
+            taught = await training.run(gathering, partial(rollers.thin, step))
+            self._warn(self._idleness.note(step, taught.idle))
+            graded = gathering.all_samples()
+            metrics = telling.rollout_metrics(self._spec, graded) | taught.metrics
+            if self._rl.asynchronous:
+                metrics |= telling.staleness(step, graded)
+            samples = telling.records(gathering.samples(), self._rl.sample_groups, taught.advantages)
+            began = await self._close_step(step, metrics, samples, began)
             rollers.forget(step)
             del self._gatherings[step]
+            if step + 1 < self._rl.steps:
+                self._idleness.check()
             self._trained = step + 1
             self._bell.ring()
+
+    async def _study(self, training: Training) -> None:
+        """Train on the data's own completions."""
+        began = time.monotonic()
+        for step in self._steps:
+            batch = await asyncio.to_thread(self._material.examples, step)
+            taught = await training.learn(step, batch)
+            began = await self._close_step(step, telling.example_metrics(batch) | taught.metrics, (), began)
 
     # ------------------------------------------------------------ the data of a step
 
     def _gather(self, step: int) -> Gathering:
         """The step's data; whichever worker comes first reads it."""
         if step not in self._gatherings:
+            again = partial(self._material.prompts, step)
             self._gatherings[step] = Gathering(
-                self._spec, step, self._prompts(step), self._tokenizer, self._bell
+                self._spec, step, again(0), self._material.tokenizer, self._bell, again
             )
             self._bell.ring()
         return self._gatherings[step]
 
-    def _prompts(self, step: int) -> list[Prompt]:
-        """The step's groups; which rows they are depends on the seed and the position alone."""
-        made = []
-        for group in range(self._rl.prompts_per_step):
-            position = step * self._rl.prompts_per_step + group
-            row = row_at(self._spec.seed, position, len(self._rows), self._rl.shuffle)
-            item = self._rows[row]
-            made.append(Prompt(group, row, item, tuple(self._tokenizer.encode_chat(item["messages"]))))
-        return made
-
-    def _episodes(self, gathering: Gathering, worker: int) -> list[Episode]:
-        mine = gathering.groups_of(worker)
+    def _episodes(self, gathering: Gathering, prompts: Sequence[Prompt]) -> list[Episode]:
+        eos_ids = self._material.tokenizer.eos_ids
         return [
             Episode(Rollout(request), prompt, gathering, self._environment(prompt, request.stream))
-            for prompt in gathering.prompts
-            if prompt.group in mine
-            for request in batches.requests(
-                self._spec, self._launch.run_key, gathering.step, prompt, self._tokenizer.eos_ids
-            )
+            for prompt in prompts
+            for request in batches.requests(self._spec, self._launch.run_key, gathering.step, prompt, eos_ids)
         ]
 
     def _environment(self, prompt: Prompt, stream: tuple[int, ...]) -> Environment | None:
@@ -272,21 +289,36 @@ class Pipeline:
         return steps_done % self._rl.checkpoint_every == 0 or steps_done == self._rl.steps
 
     async def _checkpoint(self, steps_done: int) -> CheckpointSaved:
-        state = {"job": self._launch.job_id, "step": steps_done, "spec": self._spec.model_dump(mode="json")}
+        state = {
+            "job": self._launch.job_id,
+            "step": steps_done,
+            "spec": self._spec.model_dump(mode="json"),
+            FIELD: self._idleness.steps,
+        }
         path, size, removed = await self._fleet.save(steps_done, state, self._rl.keep_checkpoints)
         final = steps_done == self._rl.steps
         return CheckpointSaved(step=steps_done, path=path, bytes=size, final=final, removed=tuple(removed))
 
-    def _report_step(self, gathering: Gathering, trained: dict[str, float], seconds: float) -> None:
-        """``seconds`` have gone by since the step before was reported."""
-        graded = gathering.samples()
-        metrics = {**batches.rollout_metrics(self._spec, graded), **trained, "seconds": seconds}
-        metrics["tokens_per_s"] = metrics["tokens"] / seconds
-        metrics["waiting"] = min(1.0, self._desk.waiting.take() / seconds)
-        if self._rl.asynchronous:
-            metrics |= batches.staleness(gathering.step, graded)
-        samples = batches.records(graded, self._rl.sample_groups)
-        self._outbox.add(StepDone(step=gathering.step, metrics=metrics, samples=samples))
+    async def _close_step(
+        self, step: int, metrics: dict[str, float], samples: tuple[SampleRecord, ...], began: float
+    ) -> float:
+        """Save what is to be saved, and report the step; when that was. The step before was at ``began``."""
+        saved = await self._checkpoint(step + 1) if self._checkpoint_due(step + 1) else None
+        now = time.monotonic()
+        seconds = now - began
+        told = metrics | {
+            "seconds": seconds,
+            "tokens_per_s": metrics["tokens"] / seconds,
+            "waiting": min(1.0, self._desk.waiting.take() / seconds),
+        }
+        self._outbox.add(StepDone(step=step, metrics=told, samples=samples))
+        if saved is not None:
+            self._outbox.add(saved)
+        return now
+
+    def _warn(self, text: str) -> None:
+        if text:
+            self._outbox.add(Log(level="warning", message=text))
 
 
 def own_node() -> str:

@@ -139,7 +139,7 @@ def test_a_grader_that_always_fails_ends_the_job_with_its_words(start):
     reports = asyncio.run(run(start("out", spec={"grader": grader})))
     failure = of_kind(reports, Ended)[0].failure
     assert failure.kind is FailureKind.GRADER_FAILED
-    assert "9 of 9 grades failed at step 1" in failure.message
+    assert "9 of 9 samples have no reward at step 1" in failure.message
     assert "\0" not in failure.message
     failure.model_dump_json()
 
@@ -153,7 +153,7 @@ def test_some_failed_grades_are_told_and_left_out(start):
     reports = asyncio.run(run(start("out", rl, spec={"grader": grader})))
     done = of_kind(reports, StepDone)[0]
     assert done.metrics["grade_errors"] == pytest.approx(1 / 3)
-    assert any("3 of 9 grades failed" in log.message for log in of_kind(reports, Log))
+    assert any("3 of 9 samples have no reward" in log.message for log in of_kind(reports, Log))
 
 
 def test_a_bad_model_folder_and_a_bad_row_say_so(start, rows, tmp_path):

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tests.workers.local import IDLE, device, ends, of_kind, offers, run
-from workers import batches
+from workers import telling
 from workers.protocol import CheckpointSaved, Ended, StepDone, SubStageKind
 
 STEPS = 6
@@ -67,13 +67,13 @@ def test_new_weights_are_taken_up_in_the_middle_of_a_completion(start, cluster, 
     made = start("out", RL | {"steps": 2, "tuning": {"type": tuning}})
     halfway = threading.Event()
     versions: list[list[int]] = []
-    measure = batches.staleness
+    measure = telling.staleness
 
     def watch(step, graded):
         versions.extend(sample.rollout.versions for sample in graded if step == 1)
         return measure(step, graded)
 
-    monkeypatch.setattr(batches, "staleness", watch)
+    monkeypatch.setattr(telling, "staleness", watch)
 
     def may_step(name: str, left: int) -> bool:
         steps = {lease.offer.step for lease in made._desk._open() if lease.offer.kind in ROLLING}

@@ -143,7 +143,7 @@ def test_streaming_trains_on_whole_groups_while_others_roll_out(start, cluster):
         last = max(spans[tail.node].ended_at for tail in tails if tail.step == early.step)
         assert spans[early.node].ended_at <= last
     assert texts(apart) == texts(reports)
-    assert same_weights(apart, reports, tolerance=2e-6)
+    assert same_weights(apart, reports, tolerance=5e-6)
 
 
 def test_an_early_update_that_is_granted_late_does_everything(start, cluster):
@@ -166,4 +166,4 @@ def test_an_early_update_that_is_granted_late_does_everything(start, cluster):
     assert [(offer.part, offer.early) for offer in updates] == [(0, True)]
     sync = next(offer for offer in offers(reports) if offer.kind is SubStageKind.SYNC)
     assert sync not in [report.body for report in reports], "it crossed"
-    assert same_weights(apart, reports, tolerance=2e-6)
+    assert same_weights(apart, reports, tolerance=5e-6)

@@ -19,6 +19,26 @@ def row_at(seed: int, position: int, n_rows: int, shuffle: bool) -> int:
     return permute(offset, n_rows, f"{seed}:{epoch}") if shuffle else offset
 
 
+def rows_of(
+    seed: int, step: int, round: int, prompts: int, steps: int, n_rows: int, shuffle: bool
+) -> list[int]:
+    """The rows of a step's ``prompts`` groups in a round of its sampling, from 0.
+
+    The first round takes what comes next. Further rounds take what would come after the whole run's
+    ``steps`` steps, so that no step's rows depend on what others needed; rows of the step's earlier rounds
+    come again only when the data have no others.
+    """
+    start = (round * steps + step) * prompts
+    if round == 0:
+        return [row_at(seed, start + group, n_rows, shuffle) for group in range(prompts)]
+    earlier = {
+        row for before in range(round) for row in rows_of(seed, step, before, prompts, steps, n_rows, shuffle)
+    }
+    found = [row_at(seed, start + place, n_rows, shuffle) for place in range(prompts + len(earlier))]
+    fresh = [row for row in dict.fromkeys(found) if row not in earlier]
+    return (fresh + found)[:prompts]
+
+
 def permute(value: int, size: int, key: str) -> int:
     """A bijection of range(size).
 
