@@ -1,9 +1,9 @@
 """A pipeline's residents: where each worker rolls out and trains, and bringing its weights there.
 
-A worker has a trainer, with the run's state in it, and an engine, with the weights of some version. Both are
-on the device of the worker's last grant. When it is granted another device, what does not compute at that
-moment moves along; what does moves with its own next grant. Loading is on the house: it happens before the
-sub-stage's clock starts.
+A worker has a trainer, with the run's state in it, and an engine, with the weights of some version; a job
+that samples nothing has no engine. Both are on the device of the worker's last grant. When it is granted
+another device, what does not compute at that moment moves along; what does moves with its own next grant.
+Loading is on the house: it happens before the sub-stage's clock starts.
 """
 
 from __future__ import annotations
@@ -106,10 +106,14 @@ class Fleet:
         trainer = trainer_resident(device, launch.weights_key, launch.model_path, launch.spec.rl.precision)
         self._entered.append(trainer)
         if member.trainer is None:
-            await call(trainer.open, self._key, launch.spec.rl, launch.spec.seed, launch.resume_from)
+            await self._open(trainer, launch.resume_from)
         else:
             await self._move(member, trainer, worker)
         member.trainer, member.trains_on = trainer, device.name
+
+    async def _open(self, trainer: Any, state: str | None) -> None:
+        spec = self._launch.spec
+        await call(trainer.open, self._key, spec.rl, spec.seed, state, self._launch.start_path)
 
     async def _move(self, member: Member, target: Any, worker: int) -> None:
         """Take the trainer's state to another device, and leave nothing of the run on the old one."""
@@ -118,7 +122,7 @@ class Fleet:
         shutil.rmtree(folder, ignore_errors=True)
         try:
             await call(member.trainer.export_state, self._key, str(folder), launch.spec.model)
-            await call(target.open, self._key, launch.spec.rl, launch.spec.seed, str(folder))
+            await self._open(target, str(folder))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         if self.midway:

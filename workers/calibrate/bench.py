@@ -49,7 +49,7 @@ class Bench:
 
     def load(self) -> tuple[int, str]:
         """(parameters, number format) of the model; ``ValueError`` or ``OSError`` where it cannot be read."""
-        rl = RLConfig().resolved()
+        rl = RLConfig()
         parameters = describe(self._path).parameters
         weights = load_weights(self._path, choose_dtype(rl.precision, self._where), self._where)
         self._vocab = weights.config.vocab

@@ -20,6 +20,7 @@ import torch
 
 from workers.protocol import DeviceRef
 from workers.residents.base import Resident, joined, timed
+from workers.residents.errors import ModelLoad
 from workers.residents.lanes import Lanes
 from workers.rl.averages import Denominator
 from workers.rl.batching import Batch, micro_batch_indices
@@ -44,23 +45,38 @@ class TrainerResident(Resident):
         self._shares: dict[str, float] = {}
         self._making_room: set[str] = set()
 
-    def open(self, run_key: str, spec: RLConfig, seed: int, state: str | None) -> None:
-        """Load the weights if need be and set the run up, from the state folder ``state`` if given."""
-        self._compute(run_key, lambda: self._set_up(run_key, spec, seed, state))
+    def open(
+        self, run_key: str, spec: RLConfig, seed: int, state: str | None, start: str | None = None
+    ) -> None:
+        """Load the weights if need be and set the run up: from the checkpoint folder ``start`` instead of the
+        base, whose weights are then the reference too, and where the state folder ``state`` has left off.
 
-    def _set_up(self, run_key: str, spec: RLConfig, seed: int, state: str | None) -> None:
+        ``ModelLoad`` when ``start`` cannot be used.
+        """
+        self._compute(run_key, lambda: self._set_up(run_key, spec, seed, state, start))
+
+    def _set_up(self, run_key: str, spec: RLConfig, seed: int, state: str | None, start: str | None) -> None:
         with self._loading:
             if self._trainer is None:
                 self._trainer = TorchTrainer(self._weights())
         self._enter(run_key)
         try:
-            self._trainer.open(run_key, spec, seed)
+            self._begin(run_key, spec, seed, start)
             if state is not None:
                 self._trainer.load_state(run_key, Path(state))
         except BaseException:
             self._open.discard(run_key)
             self._trainer.close(run_key)
             raise
+
+    def _begin(self, run_key: str, spec: RLConfig, seed: int, start: str | None) -> None:
+        try:
+            self._loaded.open(run_key, spec, seed, None if start is None else Path(start))
+        except (OSError, ValueError) as error:
+            if start is None:
+                raise
+            # The text would name a path.
+            raise ModelLoad(f"the checkpoint {Path(start).name} to start from cannot be used") from error
 
     @property
     def _loaded(self) -> TorchTrainer:
@@ -74,13 +90,30 @@ class TrainerResident(Resident):
         self, run_key: str, batch: Batch, micro_batch_size: int, reference: bool, share: float
     ) -> Ran[list[list[float]]]:
         """Log-probs of the sampled tokens, in the batch's order, by the run's or the reference weights."""
+        compute = partial(self._loaded.logprobs, run_key, reference=reference)
+        return self._each_token(run_key, batch, micro_batch_size, compute, share)
+
+    def values(
+        self, run_key: str, batch: Batch, micro_batch_size: int, share: float
+    ) -> Ran[list[list[float]]]:
+        """What the run's value head expects before each sampled token, in the batch's order."""
+        compute = partial(self._loaded.values, run_key)
+        return self._each_token(run_key, batch, micro_batch_size, compute, share)
+
+    def _each_token(
+        self,
+        run_key: str,
+        batch: Batch,
+        micro_batch_size: int,
+        compute: Callable[[Batch], list[list[float]]],
+        share: float,
+    ) -> Ran[list[list[float]]]:
         self.resize(run_key, share)
         made: dict[int, list[float]] = {}
         pieces: list[Ran[list[list[float]]]] = []
         for indices in micro_batch_indices(batch, micro_batch_size):
             part = batch.select(indices)
-            compute = partial(self._loaded.logprobs, run_key, part, reference)
-            piece = self._piece(run_key, compute, _tokens(part))
+            piece = self._piece(run_key, partial(compute, part), _tokens(part))
             made.update(zip(indices, piece.value, strict=True))
             pieces.append(piece)
         return joined([made[index] for index in range(len(batch))], pieces)

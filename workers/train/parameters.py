@@ -16,14 +16,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from workers.engines.decoder import Adapters
 from workers.engines.lora import PROJECTIONS, check, join, shapes, tensor_name
 from workers.engines.weights import Weights, from_state_dict
 from workers.models.config import ModelConfig
 from workers.models.layout import is_norm
 from workers.spec import LoRA
+from workers.train.forward import Policy
 
 ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_CONFIG_FILE = "adapter_config.json"
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 # What makes a folder of weights a model others can load.
@@ -45,8 +46,12 @@ class Parameters(ABC):
     scaling: float
 
     @abstractmethod
-    def compute(self, base: Weights) -> tuple[Weights, Adapters | None]:
+    def compute(self, base: Weights) -> Policy:
         """What a forward pass uses, differentiable in ``named``."""
+
+    @abstractmethod
+    def frozen(self, base: Weights) -> Policy:
+        """What ``compute`` gives now, as a copy that training does not change."""
 
     @abstractmethod
     def export(self, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -58,18 +63,6 @@ class Parameters(ABC):
     @abstractmethod
     def load(self, folder: Path) -> None: ...
 
-    def gradients(self) -> dict[str, Tensor]:
-        return {
-            name: torch.zeros(tensor.shape) if tensor.grad is None else tensor.grad.cpu()
-            for name, tensor in self.named.items()
-        }
-
-    def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        if gradients.keys() != self.named.keys():
-            raise ValueError("the gradients are those of other parameters")
-        for name, tensor in self.named.items():
-            tensor.grad = gradients[name].to(tensor.device, tensor.dtype, copy=True)
-
 
 class LoraParameters(Parameters):
     def __init__(self, config: ModelConfig, tuning: LoRA, named: dict[str, Tensor]) -> None:
@@ -78,8 +71,12 @@ class LoraParameters(Parameters):
         self.named = named
         self.scaling = tuning.alpha / tuning.rank
 
-    def compute(self, base: Weights) -> tuple[Weights, Adapters | None]:
-        return base, join(self.config, self.named, self.scaling, base.dtype)
+    def compute(self, base: Weights) -> Policy:
+        return Policy(base, join(self.config, self.named, self.scaling, base.dtype))
+
+    @torch.no_grad()
+    def frozen(self, base: Weights) -> Policy:
+        return self.compute(base)  # joining copies
 
     def export(self, dtype: torch.dtype) -> dict[str, Tensor]:
         # fp32 whatever the compute type: the engine scales before it rounds, as ``compute`` does.
@@ -94,18 +91,28 @@ class LoraParameters(Parameters):
             "base_model_name_or_path": base_model,
             "r": self.tuning.rank,
             "lora_alpha": self.tuning.alpha,
-            "lora_dropout": 0.0,
+            "lora_dropout": self.tuning.dropout,
             "target_modules": list(self.tuning.targets),
             "bias": "none",
             "fan_in_fan_out": False,
             "inference_mode": True,
         }
-        (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        (folder / ADAPTER_CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     def load(self, folder: Path) -> None:
-        tensors = _read(folder / ADAPTER_FILE)
+        tensors = read(folder / ADAPTER_FILE)
         check(self.config, tensors)
-        _copy_into(self.named, tensors, folder / ADAPTER_FILE)
+        copy_into(self.named, tensors, folder / ADAPTER_FILE)
+        self._check_scaling(folder / ADAPTER_CONFIG_FILE)
+
+    def _check_scaling(self, path: Path) -> None:
+        """The same numbers with another scaling are another adapter."""
+        if not path.exists():
+            raise ValueError(f"{path} is missing")
+        config = json.loads(path.read_text(encoding="utf-8"))
+        scaling = config["lora_alpha"] / config["r"]
+        if scaling != self.scaling:
+            raise ValueError(f"{path}: the adapter is scaled by {scaling:g}, expected {self.scaling:g}")
 
 
 class FullParameters(Parameters):
@@ -114,8 +121,12 @@ class FullParameters(Parameters):
         self.named = masters.named()
         self.scaling = 1.0
 
-    def compute(self, base: Weights) -> tuple[Weights, Adapters | None]:
-        return self._rounded(base.dtype), None
+    def compute(self, base: Weights) -> Policy:
+        return Policy(self._rounded(base.dtype))
+
+    @torch.no_grad()
+    def frozen(self, base: Weights) -> Policy:
+        return Policy(self._rounded(base.dtype).map(lambda _, tensor: tensor.clone()))
 
     def _rounded(self, dtype: torch.dtype) -> Weights:
         return self.masters.map(lambda name, tensor: tensor if is_norm(name) else tensor.to(dtype))
@@ -136,8 +147,8 @@ class FullParameters(Parameters):
 
     def load(self, folder: Path) -> None:
         config, device = self.masters.config, self.masters.device
-        loaded = from_state_dict(config, _read(folder / MODEL_FILE), torch.float32, device)
-        _copy_into(self.named, loaded.named(), folder / MODEL_FILE)
+        loaded = from_state_dict(config, read(folder / MODEL_FILE), torch.float32, device)
+        copy_into(self.named, loaded.named(), folder / MODEL_FILE)
 
 
 def open_lora(base: Weights, tuning: LoRA, seed: int) -> LoraParameters:
@@ -163,32 +174,47 @@ def open_full(base: Weights) -> FullParameters:
     return FullParameters(base.map(lambda _, tensor: tensor.detach().float().clone().requires_grad_()))
 
 
-def save_optimizer(parameters: Parameters, optimizer: torch.optim.AdamW, folder: Path) -> None:
+def gradients(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: torch.zeros(tensor.shape) if tensor.grad is None else tensor.grad.cpu()
+        for name, tensor in named.items()
+    }
+
+
+def set_gradients(named: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
+    if gradients.keys() != named.keys():
+        raise ValueError("the gradients are those of other parameters")
+    for name, tensor in named.items():
+        tensor.grad = gradients[name].to(tensor.device, tensor.dtype, copy=True)
+
+
+def save_optimizer(named: Mapping[str, Tensor], optimizer: torch.optim.AdamW, folder: Path) -> None:
     tensors: dict[str, Tensor] = {}
-    for name, parameter in parameters.named.items():
+    for name, parameter in named.items():
         state = optimizer.state.get(parameter, {})
         tensors.update({f"{key}.{name}": value.cpu().contiguous() for key, value in state.items()})
     save_file(tensors, folder / OPTIMIZER_FILE, metadata={"format": "pt"})
 
 
-def load_optimizer(parameters: Parameters, optimizer: torch.optim.AdamW, folder: Path) -> None:
+def load_optimizer(named: Mapping[str, Tensor], optimizer: torch.optim.AdamW, folder: Path) -> None:
     """A file without state is that of an optimizer that has not stepped yet."""
     path = folder / OPTIMIZER_FILE
-    tensors = _read(path)
-    expected = {f"{key}.{name}" for name in parameters.named for key in ("step", *MOMENTS)}
+    tensors = read(path)
+    expected = {f"{key}.{name}" for name in named for key in ("step", *MOMENTS)}
     if tensors and tensors.keys() != expected:
         raise ValueError(f"{path} holds the state of other parameters")
     optimizer.state.clear()
     if not tensors:
         return
-    for name, parameter in parameters.named.items():
+    for name, parameter in named.items():
         moments = {key: tensors[f"{key}.{name}"].to(parameter.device) for key in MOMENTS}
         if any(moment.shape != parameter.shape for moment in moments.values()):
             raise ValueError(f"{path}: the moments of {name} have another shape")
         optimizer.state[parameter] = {"step": tensors[f"step.{name}"].to(parameter.device), **moments}
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def read(path: Path) -> dict[str, Tensor]:
+    """``ValueError`` where there is no such file, or no tensors in it."""
     if not path.exists():
         raise ValueError(f"{path} is missing")
     try:
@@ -197,7 +223,8 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} cannot be read: {error}") from None
 
 
-def _copy_into(named: Mapping[str, Tensor], loaded: Mapping[str, Tensor], path: Path) -> None:
+def copy_into(named: Mapping[str, Tensor], loaded: Mapping[str, Tensor], path: Path) -> None:
+    """``ValueError`` where names or shapes, read from ``path``, are not those of ``named``."""
     if named.keys() != loaded.keys():
         raise ValueError(f"{path} holds other parameters than the run trains")
     with torch.no_grad():

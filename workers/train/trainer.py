@@ -8,48 +8,61 @@ calls of different runs may alternate. Gradients are of the loss's sum, and the 
 update's totals: micro-batches may be computed as their samples come, before the totals are known.
 
 Parameters, gradients and AdamW's moments are fp32; products are in the base weights' type (for full
-fine-tuning the fp32 masters are rounded for each pass). Forward passes go through the rollout engine's
-decoder, with each prompt computed once for all its completions.
+fine-tuning the fp32 masters are rounded for each pass). The reference that penalties compare with is a frozen
+copy of the weights that the run started from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from workers.engines.decoder import Adapters, hidden_states
 from workers.engines.errors import NotFinite
 from workers.engines.logprobs import chosen_logprobs
-from workers.engines.packed import pack, packed_attention
 from workers.engines.weights import Weights
 from workers.models.limits import ACTIVATION_BYTES
 from workers.rl.averages import Denominator, divisor
 from workers.rl.batching import Batch
-from workers.rl.kl import k3
-from workers.rl.losses import clipped_policy_loss, importance_weights, token_weights
 from workers.rl.sums import Sums
 from workers.spec import LoRA, RLConfig
+from workers.train import value_head
+from workers.train.forward import Drawing, Policy, by_sample, predicting_states, targets
+from workers.train.interim import Found, objective
 from workers.train.parameters import (
     Parameters,
+    gradients,
     load_optimizer,
     open_full,
     open_lora,
     save_optimizer,
+    set_gradients,
 )
-
-T = TypeVar("T")
+from workers.train.value_head import ValueHead
 
 
 @dataclass
 class _Run:
+    """``reference`` None: none was kept, for nothing compares with it."""
+
     spec: RLConfig
+    seed: int
     parameters: Parameters
+    head: ValueHead | None
+    reference: Policy | None
     optimizer: torch.optim.AdamW
+
+    @property
+    def named(self) -> dict[str, Tensor]:
+        return _trained(self.parameters, self.head)
+
+    @property
+    def optimizer_steps(self) -> int:
+        state = next(iter(self.optimizer.state.values()), None)
+        return 0 if state is None else int(state["step"])
 
 
 class TorchTrainer:
@@ -65,15 +78,29 @@ class TorchTrainer:
 
     # ------------------------------------------------------------ runs
 
-    def open(self, run_key: str, spec: RLConfig, seed: int) -> None:
-        """Fresh parameters and optimizer; the same seed gives the same adapter everywhere."""
+    def open(self, run_key: str, spec: RLConfig, seed: int, start: Path | None = None) -> None:
+        """Fresh parameters and optimizer; the same seed gives the same adapter everywhere.
+
+        With ``start``, a checkpoint folder, the parameters are those in it, and a copy of them is the
+        reference. ``ValueError`` when it holds another kind or shape of parameters.
+        """
         if run_key in self._runs:
             raise ValueError(f"run {run_key} is open already")
         if isinstance(spec.tuning, LoRA):
             parameters: Parameters = open_lora(self._base, spec.tuning, seed)
         else:
             parameters = open_full(self._base)
-        self._runs[run_key] = _Run(spec, parameters, _optimizer(spec, parameters))
+        has_value = spec.method.baseline == "value"
+        head = ValueHead(self._base.config.hidden, self._base.device) if has_value else None
+        reference: Policy | None = Policy(self._base)
+        if start is not None:
+            parameters.load(start)
+            # What was trained without a value starts with none.
+            if head is not None and (start / value_head.FILE).exists():
+                head.load(start)
+            reference = parameters.frozen(self._base) if spec.needs_reference else None
+        optimizer = _optimizer(spec, _trained(parameters, head))
+        self._runs[run_key] = _Run(spec, seed, parameters, head, reference, optimizer)
 
     def close(self, run_key: str) -> None:
         """Forget the run; closing an unknown run does nothing."""
@@ -86,7 +113,7 @@ class TorchTrainer:
 
     def parameters(self, run_key: str) -> dict[str, Tensor]:
         """The run's trained tensors themselves, fp32."""
-        return self._run(run_key).parameters.named
+        return self._run(run_key).named
 
     # ------------------------------------------------------------ computing
 
@@ -97,13 +124,22 @@ class TorchTrainer:
         0.0 where the token was not sampled.
         """
         run = self._run(run_key)
-        if reference:
-            weights, adapters = self._base, None
-        else:
-            weights, adapters = run.parameters.compute(self._base)
-        found, _ = _forward(weights, adapters, batch, run.spec.sampling.temperature, self._keep)
-        values = iter(found.tolist())
-        return [[next(values) if sampled else 0.0 for sampled in row] for row in batch.sampled]
+        policy = run.reference if reference else run.parameters.compute(self._base)
+        if policy is None:
+            raise ValueError(f"run {run_key} keeps no reference: nothing compares with it")
+        states = predicting_states(policy, batch, self._keep)
+        chosen = targets(batch, self._base.device)
+        found, _ = chosen_logprobs(states, policy.weights.head, chosen, run.spec.sampling.temperature)
+        return by_sample(batch, found.tolist())
+
+    @torch.no_grad()
+    def values(self, run_key: str, batch: Batch) -> list[list[float]]:
+        """What the value head expects before every token, per sample; 0.0 where it was not sampled."""
+        run = self._run(run_key)
+        if run.head is None:
+            raise ValueError(f"run {run_key} has no value head")
+        states = predicting_states(run.parameters.compute(self._base), batch, self._keep)
+        return by_sample(batch, run.head.values(states).tolist())
 
     def forward_backward(self, run_key: str, micro: Batch) -> Sums:
         """Add the gradient of the micro-batch's loss, not divided yet, to the run's.
@@ -114,13 +150,11 @@ class TorchTrainer:
         is right for the first update after a rollout (the ratio is 1). The mismatch compares the engine with
         the same numbers: the trainer's log-probs before the update.
         """
-        run = self._run(run_key)
+        spec = self._run(run_key).spec
         micro = micro.select(micro.trained)
         if not len(micro):
             return Sums()
-        if run.spec.loss.kl_beta > 0 and micro.reference_logprobs is None:
-            raise ValueError("a KL penalty needs reference log-probs in the batch")
-        teaching = _teaching(run.spec, micro)
+        teaching = _teaching(spec, micro)
         with torch.no_grad():
             _, measured = self._summed(run_key, micro.of_groups(set(micro.groups) - teaching))
         loss, taught = self._summed(run_key, micro.of_groups(teaching))
@@ -132,19 +166,29 @@ class TorchTrainer:
         if not len(micro):
             return None, Sums()
         run = self._run(run_key)
-        weights, adapters = run.parameters.compute(self._base)
-        logprobs, entropy = _forward(weights, adapters, micro, run.spec.sampling.temperature, self._keep)
-        loss, sums = _loss(run.spec, micro, logprobs, entropy)
+        loss, sums = objective(run.spec, micro, self._found(run, micro))
         if not bool(torch.isfinite(loss)):
             raise NotFinite(run_key, f"the loss is {float(loss.detach())}")
         return loss, sums
 
+    def _found(self, run: _Run, micro: Batch) -> Found:
+        policy = run.parameters.compute(self._base)
+        states = predicting_states(policy, micro, self._keep, _drawing(run))
+        logprobs, entropy = chosen_logprobs(
+            states,
+            policy.weights.head,
+            targets(micro, self._base.device),
+            run.spec.sampling.temperature,
+            run.spec.loss.entropy_coef > 0,
+        )
+        return Found(logprobs, entropy, None if run.head is None else run.head.values(states))
+
     def gradients(self, run_key: str) -> dict[str, Tensor]:
-        """Accumulated gradients by parameter; the sum over workers is the update's."""
-        return self._run(run_key).parameters.gradients()
+        """Accumulated gradients by parameter, on the CPU; the sum over workers is the update's."""
+        return gradients(self._run(run_key).named)
 
     def set_gradients(self, run_key: str, gradients: Mapping[str, Tensor]) -> None:
-        self._run(run_key).parameters.set_gradients(gradients)
+        set_gradients(self._run(run_key).named, gradients)
 
     def optim_step(self, run_key: str, learning_rate: float, over: Denominator) -> float:
         """AdamW on the accumulated gradients, divided by what ``over`` counts for the whole update (all
@@ -156,7 +200,7 @@ class TorchTrainer:
         parts = divisor(run.spec.loss.average, over)
         if not parts:
             raise ValueError("an update that trains no token has no gradient")
-        parameters = list(run.parameters.named.values())
+        parameters = list(run.named.values())
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -188,20 +232,28 @@ class TorchTrainer:
         """
         run = self._run(run_key)
         run.parameters.save(folder, base_model, model_folder)
-        save_optimizer(run.parameters, run.optimizer, folder)
+        if run.head is not None:
+            run.head.save(folder)
+        save_optimizer(run.named, run.optimizer, folder)
 
     def load_state(self, run_key: str, folder: Path) -> None:
         """``ValueError`` when the folder holds another kind or shape of state."""
         run = self._run(run_key)
         run.parameters.load(folder)
-        load_optimizer(run.parameters, run.optimizer, folder)
+        if run.head is not None:
+            run.head.load(folder)
+        load_optimizer(run.named, run.optimizer, folder)
         run.optimizer.zero_grad()
 
 
-def _optimizer(spec: RLConfig, parameters: Parameters) -> torch.optim.AdamW:
+def _trained(parameters: Parameters, head: ValueHead | None) -> dict[str, Tensor]:
+    return parameters.named if head is None else parameters.named | head.named
+
+
+def _optimizer(spec: RLConfig, named: Mapping[str, Tensor]) -> torch.optim.AdamW:
     """AdamW (https://arxiv.org/abs/1711.05101); only matrices decay, norms and biases do not."""
-    matrices = [tensor for tensor in parameters.named.values() if tensor.ndim > 1]
-    vectors = [tensor for tensor in parameters.named.values() if tensor.ndim == 1]
+    matrices = [tensor for tensor in named.values() if tensor.ndim > 1]
+    vectors = [tensor for tensor in named.values() if tensor.ndim == 1]
     groups = [{"params": matrices, "weight_decay": spec.optimizer.weight_decay}]
     if vectors:
         groups.append({"params": vectors, "weight_decay": 0.0})
@@ -214,97 +266,24 @@ def _optimizer(spec: RLConfig, parameters: Parameters) -> torch.optim.AdamW:
     )
 
 
+def _drawing(run: _Run) -> Drawing | None:
+    """How dropout is drawn in the run's present update."""
+    dropout = run.spec.tuning.dropout if isinstance(run.spec.tuning, LoRA) else 0.0
+    return Drawing(dropout, run.seed, run.optimizer_steps) if dropout else None
+
+
 def _teaching(spec: RLConfig, micro: Batch) -> set[int]:
-    """The groups that have a gradient: where no sample did better than another it is exactly zero, and half
+    """The groups that have a gradient.
+
+    Where no sample did better than another, and nothing but advantages teaches, it is exactly zero, and half
     the work is enough to measure them.
     """
-    penalized = spec.loss.kl_beta > 0
-    pairs = zip(micro.groups, micro.advantages, strict=True)
-    return {group for group, advantage in pairs if penalized or advantage}
+    if _always_teaches(spec):
+        return set(micro.groups)
+    rows = zip(micro.groups, micro.advantages, strict=True)
+    return {group for group, advantages in rows if advantages}
 
 
-def _forward(
-    weights: Weights, adapters: Adapters | None, batch: Batch, temperature: float, keep: int
-) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies of all sampled tokens, one sample after the other, [N] each."""
-    prompts: dict[tuple[int, ...], int] = {}
-    for prompt in batch.prompts:
-        prompts.setdefault(prompt, len(prompts))
-    places = [[at for at, sampled in enumerate(row) if sampled] for row in batch.sampled]
-    # From its last sampled token on, a completion predicts nothing that was sampled.
-    rows = [
-        (prompts[prompt], tokens[: found[-1] if found else 0])
-        for prompt, tokens, found in zip(batch.prompts, batch.completions, places, strict=True)
-    ]
-    device = weights.device
-    packed = pack(list(prompts), rows, device)
-    recompute = (
-        torch.is_grad_enabled() and packed.activation_bytes(weights.config, weights.dtype.itemsize) > keep
-    )
-    hidden = hidden_states(
-        weights, packed.tokens_T, packed.positions_T, packed_attention(packed), adapters, recompute
-    )
-    predicting: list[int] = []
-    cursor = sum(len(prompt) for prompt in prompts)
-    last_R = packed.last_P[packed.row_prompt_R].tolist()
-    for (_, tokens), last, found in zip(rows, last_R, places, strict=True):
-        # A token is predicted by the one before it, the first by the prompt's last.
-        predicting += [cursor + at - 1 if at else last for at in found]
-        cursor += len(tokens)
-    targets = _sampled(batch, batch.completions)
-    chosen = hidden[torch.tensor(predicting, dtype=torch.int64, device=device)]
-    return chosen_logprobs(
-        chosen, weights.head, torch.tensor(targets, dtype=torch.int64, device=device), temperature
-    )
-
-
-def _sampled(batch: Batch, rows: Sequence[Sequence[T]]) -> list[T]:
-    """The entries of the sampled tokens, one sample after the other."""
-    return [
-        value
-        for row, marks in zip(rows, batch.sampled, strict=True)
-        for value, sampled in zip(row, marks, strict=True)
-        if sampled
-    ]
-
-
-def _loss(spec: RLConfig, micro: Batch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, Sums]:
-    """The sum over the micro-batch's sampled tokens, not divided yet."""
-    device = logprobs.device
-    lengths = torch.tensor([sum(marks) for marks in micro.sampled], device=device)
-
-    def per_token(values: Tensor) -> Tensor:
-        return values.to(device, torch.float32).repeat_interleave(lengths)
-
-    def column(lists: list[list[float]]) -> Tensor:
-        return torch.tensor(_sampled(micro, lists), device=device)
-
-    current, engine = logprobs.detach(), column(micro.engine_logprobs)
-    old = current if micro.old_logprobs is None else column(micro.old_logprobs)
-    weights = per_token(token_weights(lengths, spec.loss.average))
-    advantages = per_token(torch.tensor(micro.advantages, dtype=torch.float64))
-    losses, clipped = clipped_policy_loss(logprobs, old, advantages, spec.loss.clip_low, spec.loss.clip_high)
-    capped_sum = None
-    if spec.asynchronous:
-        importance, capped = importance_weights(old, engine, spec.loss.importance_cap)
-        losses = losses * importance
-        capped_sum = float(capped.sum())
-    kl_sum = None
-    if micro.reference_logprobs is not None:
-        divergence = k3(logprobs, column(micro.reference_logprobs))
-        kl_sum = float(divergence.detach().sum())
-        if spec.loss.kl_beta > 0:
-            losses = losses + spec.loss.kl_beta * divergence
-    loss = (losses * weights).sum()
-    mismatch = (engine - old).abs()
-    return loss, Sums(
-        tokens=len(logprobs),
-        loss=float(loss.detach()),
-        kl=kl_sum,
-        entropy=float(entropy.sum()),
-        clipped=float(clipped.sum()),
-        capped=capped_sum,
-        mismatch=float(mismatch.sum()),
-        mismatch_max=float(mismatch.max()),
-        average=spec.loss.average,
-    )
+def _always_teaches(spec: RLConfig) -> bool:
+    penalized = spec.loss.kl_in == "loss" or spec.loss.entropy_coef > 0
+    return penalized or spec.value is not None or not spec.method.rolls_out

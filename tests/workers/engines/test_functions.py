@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -9,6 +11,7 @@ from torch.nn import functional
 from workers.engines.functions import add_low_rank, collect, gated_silu, rms_norm, rotate, spread
 from workers.engines.logprobs import chosen_logprobs
 from workers.engines.packed import masked, pack
+from workers.models.limits import LOGIT_ROWS
 
 
 def gradients(y: Tensor, *inputs: Tensor) -> list[Tensor]:
@@ -105,3 +108,28 @@ def test_chosen_logprobs() -> None:
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(entropy, -(table.exp() * table).sum(-1), atol=1e-5, rtol=1e-5)
     assert_same(gradients(ours, hidden, head), gradients(theirs, hidden, head))
+    assert not entropy.requires_grad
+
+
+def test_entropy_gradient() -> None:
+    """Over more positions than have their logits at once, also where a token is all but certain."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = (3 * torch.randn(2 * LOGIT_ROWS + 5, 8, generator=generator)).requires_grad_()
+    head = torch.randn(30, 8, generator=generator, requires_grad=True)
+    targets = torch.randint(0, 30, (len(hidden),), generator=generator)
+    logprobs, entropies = chosen_logprobs(hidden, head, targets, 0.7, entropy_gradient=True)
+    table = (hidden @ head.T / 0.7).log_softmax(-1)
+    chosen = table.gather(1, targets.unsqueeze(1)).squeeze(1)
+    theirs = -(table.exp() * table).sum(-1)
+    torch.testing.assert_close(entropies, theirs, atol=1e-5, rtol=1e-5)
+    both = torch.stack([logprobs, entropies], 1), torch.stack([chosen, theirs], 1)
+    assert_same(gradients(both[0], hidden, head), gradients(both[1], hidden, head))
+
+
+def test_entropy_gradient_of_two_tokens_by_hand() -> None:
+    """At p = 3/4: dH/dlogit of the first token = -p (log p + H) = -p (1 - p) log 3."""
+    hidden = torch.tensor([[math.log(3.0), 0.0]], requires_grad=True)
+    _, entropy = chosen_logprobs(hidden, torch.eye(2), torch.tensor([0]), 1.0, entropy_gradient=True)
+    (gradient,) = torch.autograd.grad(entropy.sum(), hidden)
+    slope = 3 / 16 * math.log(3.0)
+    torch.testing.assert_close(gradient, torch.tensor([[-slope, slope]]))

@@ -18,8 +18,11 @@ MAX_TOKENS = 9
 
 
 def config(**changes: Any) -> RLConfig:
+    """GRPO over tokens, if nothing else is asked for."""
     settings: dict[str, Any] = {"sampling": {"max_tokens": 9}, "optimizer": {"learning_rate": 1e-2}}
-    return RLConfig.model_validate(settings | changes).resolved()
+    if "algorithm" not in changes:
+        changes["loss"] = {"average": "token"} | changes.get("loss", {})
+    return RLConfig.model_validate(settings | changes)
 
 
 def rollout(

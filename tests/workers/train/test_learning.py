@@ -27,9 +27,7 @@ def test_reward_rises(tuning: str, rate: float, tiny: Weights, tiny_folder: Path
     """Answer "aaaa": a random model does so once in 65 ** 4 times; ten steps take about two seconds."""
     tokenizer = ChatTokenizer(tiny_folder)
     engine, trainer = TorchEngine(tiny, tokenizer), TorchTrainer(tiny)
-    spec = RLConfig.model_validate(
-        {"sampling": {"max_tokens": LENGTH}, "tuning": {"type": tuning}}
-    ).resolved()
+    spec = RLConfig.model_validate({"sampling": {"max_tokens": LENGTH}, "tuning": {"type": tuning}})
     trainer.open("run", spec, seed=0)
     engine.open("run")
     prompts = [
