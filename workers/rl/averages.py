@@ -8,8 +8,12 @@ the batch is split and whatever is not known yet when a part of it is computed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from workers.spec import Average
+from workers.spec import Average, RLConfig
+
+#: pair: DPO's mean over pairs of sequences.
+Averaging = Average | Literal["pair"]
 
 
 @dataclass(frozen=True)
@@ -26,12 +30,24 @@ class Denominator:
         return Denominator(self.tokens + other.tokens, self.sequences + other.sequences, self.max_tokens)
 
 
-def divisor(average: Average, over: Denominator) -> int:
+def averaging(spec: RLConfig) -> Averaging:
+    """How the job's updates average: as it asks, or over pairs."""
+    return spec.loss.average or "pair"
+
+
+def divisor(average: Averaging, over: Denominator) -> int:
     """What the weighted sum over an update's tokens is divided by.
 
     token: all tokens (https://arxiv.org/abs/2503.14476). sequence: sequences
     (https://arxiv.org/abs/2402.03300). constant: sequences x max_tokens (https://arxiv.org/abs/2503.20783).
+    pair: half the sequences (https://arxiv.org/abs/2305.18290).
     """
-    if average == "token":
-        return over.tokens
-    return over.sequences if average == "sequence" else over.sequences * over.max_tokens
+    match average:
+        case "token":
+            return over.tokens
+        case "sequence":
+            return over.sequences
+        case "constant":
+            return over.sequences * over.max_tokens
+        case "pair":
+            return over.sequences // 2

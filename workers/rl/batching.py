@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any
 
 from workers.rl.averages import Denominator
 
-T = TypeVar("T")
-
 #: A micro-batch's memory grows with its padded tokens times the longest sequence.
 MICRO_BATCH_TOKENS = 8192
+
+
+#: The batch's columns with a number per token; the last ones may be missing.
+PER_TOKEN = (
+    *("sampled", "engine_logprobs", "advantages"),
+    *("old_logprobs", "reference_logprobs", "values", "returns"),
+)
 
 
 @dataclass(frozen=True)
@@ -23,18 +28,21 @@ class Batch:
     counted. ``sampled`` False: the token was not sampled but written by an environment; it is read, and
     neither trained nor counted, and its log-probs mean nothing. Left out, every token was sampled.
     ``old_logprobs`` are the trainer's own before the step's first update, ``reference_logprobs`` those of the
-    starting weights.
+    starting weights; ``values`` and ``returns`` are PPO's. Two samples of a group that are a pair (DPO) stand
+    one behind the other, the preferred one first.
     """
 
     groups: list[int]
     prompts: list[tuple[int, ...]]
     completions: list[tuple[int, ...]]
     engine_logprobs: list[list[float]]
-    advantages: list[float]
+    advantages: list[list[float]]
     keep: list[bool]
     sampled: list[list[bool]] = field(default_factory=list)
     old_logprobs: list[list[float]] | None = None
     reference_logprobs: list[list[float]] | None = None
+    values: list[list[float]] | None = None
+    returns: list[list[float]] | None = None
 
     def __post_init__(self) -> None:
         if not self.sampled:
@@ -45,7 +53,7 @@ class Batch:
         for index, completion in enumerate(self.completions):
             if not completion or not self.prompts[index]:
                 raise ValueError(f"sample {index}: prompt and completion need at least one token each")
-            for name in ("sampled", "engine_logprobs", "old_logprobs", "reference_logprobs"):
+            for name in PER_TOKEN:
                 column = getattr(self, name)
                 if column is not None and len(column[index]) != len(completion):
                     raise ValueError(
@@ -64,20 +72,11 @@ class Batch:
         return self.select([index for index, group in enumerate(self.groups) if group in names])
 
     def select(self, indices: Sequence[int]) -> Batch:
-        def rows(column: list[T]) -> list[T]:
-            return [column[index] for index in indices]
-
-        return Batch(
-            groups=rows(self.groups),
-            prompts=rows(self.prompts),
-            completions=rows(self.completions),
-            engine_logprobs=rows(self.engine_logprobs),
-            advantages=rows(self.advantages),
-            keep=rows(self.keep),
-            sampled=rows(self.sampled),
-            old_logprobs=None if self.old_logprobs is None else rows(self.old_logprobs),
-            reference_logprobs=None if self.reference_logprobs is None else rows(self.reference_logprobs),
-        )
+        chosen: dict[str, Any] = {
+            name: None if column is None else [column[index] for index in indices]
+            for name, column in vars(self).items()
+        }
+        return Batch(**chosen)
 
     def with_logprobs(
         self, old: list[list[float]] | None = None, reference: list[list[float]] | None = None
@@ -115,26 +114,36 @@ def micro_batch_chunks(groups: Collection[int], size: int, group_size: int) -> l
     return [names[start : start + count] for start in range(0, len(names), count)]
 
 
-def micro_batch_indices(batch: Batch, size: int, tokens: int = MICRO_BATCH_TOKENS) -> list[list[int]]:
+def micro_batch_indices(
+    batch: Batch, size: int, tokens: int = MICRO_BATCH_TOKENS, pairs: bool = False
+) -> list[list[int]]:
     """At most ``size`` samples each, and at most ``tokens`` with their padding unless it is one sample alone.
 
     Neighbours of one group together (their prompt is computed once), long ones with long ones; the same batch
-    always gives the same split.
+    always gives the same split. ``pairs``: a group's samples are never split, and keep their order.
     """
-    order = sorted(
-        range(len(batch)), key=lambda index: (batch.groups[index], -len(batch.completions[index]), index)
-    )
     parts: list[list[int]] = []
-    prompts: set[tuple[int, ...]] = set()
-    for index in order:
-        prompts |= {batch.prompts[index]}
-        joined = [*parts[-1], index] if parts else []
+    for unit in _units(batch, pairs):
+        joined = [*parts[-1], *unit] if parts else []
+        prompts = {batch.prompts[index] for index in joined}
         if not joined or len(joined) > size or padded_tokens(batch, joined, prompts) > tokens:
-            parts.append([index])
-            prompts = {batch.prompts[index]}
+            parts.append(unit)
         else:
             parts[-1] = joined
     return parts
+
+
+def _units(batch: Batch, pairs: bool) -> list[list[int]]:
+    """What stays together, in order."""
+    if pairs:
+        groups: dict[int, list[int]] = {}
+        for index, group in enumerate(batch.groups):
+            groups.setdefault(group, []).append(index)
+        return [groups[name] for name in sorted(groups)]
+    order = sorted(
+        range(len(batch)), key=lambda index: (batch.groups[index], -len(batch.completions[index]), index)
+    )
+    return [[index] for index in order]
 
 
 def padded_tokens(batch: Batch, indices: Sequence[int], prompts: Collection[tuple[int, ...]]) -> int:
@@ -144,5 +153,5 @@ def padded_tokens(batch: Batch, indices: Sequence[int], prompts: Collection[tupl
     return len(prompts) * prompt + len(indices) * (prompt + completion)
 
 
-def micro_batches(batch: Batch, size: int) -> list[Batch]:
-    return [batch.select(indices) for indices in micro_batch_indices(batch, size)]
+def micro_batches(batch: Batch, size: int, pairs: bool = False) -> list[Batch]:
+    return [batch.select(indices) for indices in micro_batch_indices(batch, size, pairs=pairs)]

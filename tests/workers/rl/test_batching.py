@@ -19,7 +19,7 @@ def batch(groups: list[int], lengths: list[int], keep: list[bool] | None = None)
         prompts=[(group + 1,) for group in groups],
         completions=[tuple(range(length)) for length in lengths],
         engine_logprobs=[[-1.0] * length for length in lengths],
-        advantages=[float(index) for index in range(len(groups))],
+        advantages=[[float(index)] * length for index, length in enumerate(lengths)],
         keep=keep or [True] * len(groups),
     )
 
