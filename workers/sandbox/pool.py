@@ -1,8 +1,8 @@
 """A pool of sandbox processes that many callers may use at once.
 
-    grade(A, 32 calls) ─┐                     ┌► process of owner A, loaded and warm
-    grade(B, 32 calls) ─┴► turns, shared out ─┼► process of owner B
-                                              └► blank: interpreter up, nothing loaded yet
+    call(A, 32 times) ─┐                     ┌► process of owner A, loaded and warm
+    call(B, 32 times) ─┴► turns, shared out ─┼► process of owner B
+                                             └► blank: interpreter up, nothing loaded yet
 
 ``size`` calls run at a time. Owners with calls to make share them evenly, so calls that take until their
 limit slow their own owner down and leave the others their part; with more owners than ``size`` they take
@@ -24,6 +24,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from workers.sandbox.process import (
     SCRATCH_PREFIX,
@@ -32,38 +33,41 @@ from workers.sandbox.process import (
     ReplyMissing,
     SandboxProcess,
 )
-from workers.sandbox.runner import FIRST_USER
+from workers.sandbox.runner import FIRST_USER, GRADE
 
 MAX_CALLS = 500
 
 Key = tuple[str, str]  # owner, source
-Call = tuple[dict, dict]  # sample, item
+#: What a source must define, for ``check_source``.
+GRADER = ("grade(sample, item)",)
+ENVIRONMENT = ("Environment.__init__(item, seed)", "Environment.step(turn)")
 
 
 class Batch:
-    """The calls of one ``grade``, and what is known of them so far."""
+    """The calls of one ``call``, and what is known of them so far."""
 
     def __init__(
         self,
         key: Key,
         owner: str,
-        calls: Sequence[Call],
+        function: str,
+        calls: Sequence[Sequence[Any]],
         timeout_s: float,
         load_timeout_s: float,
         paths: tuple[str, ...],
     ):
-        self.key, self.owner, self.paths = key, owner, paths
+        self.key, self.owner, self.function, self.paths = key, owner, function, paths
         self.timeout_s, self.load_timeout_s = timeout_s, load_timeout_s
         self.pending = deque(enumerate(calls))
         self.results: list[Future[CallResult]] = [Future() for _ in calls]
         self.running = 0
         self.turn = 0  # when it last had one
-        # The grader cannot be loaded, or the batch was cancelled: every further call fails alike.
+        # The source cannot be loaded, or the batch was cancelled: every further call fails alike.
         self.broken: CallResult | None = None
 
 
 class SandboxPool:
-    """Runs ``grade(sample, item)`` of untrusted sources; ``close`` leaves no process."""
+    """Runs functions of untrusted sources; ``close`` leaves no process."""
 
     def __init__(self, size: int, scratch_root: Path | None = None):
         if size < 1:
@@ -91,7 +95,7 @@ class SandboxPool:
     def grade(
         self,
         source: str,
-        calls: Sequence[Call],
+        calls: Sequence[tuple[dict, dict]],
         timeout_s: float,
         *,
         owner: str | None = None,
@@ -99,16 +103,45 @@ class SandboxPool:
         load_timeout_s: float | None = None,
         paths: tuple[str, ...] = (),
     ) -> list[CallResult]:
-        """One result for each call, in order; ``timeout_s`` is the wall clock of a single call.
+        """``grade(sample, item)`` of the source for each of ``calls``, see ``call``; finite numbers."""
+        return self.call(
+            source,
+            GRADE,
+            calls,
+            timeout_s,
+            owner=owner,
+            shared=shared,
+            load_timeout_s=load_timeout_s,
+            paths=paths,
+        )
+
+    def call(
+        self,
+        source: str,
+        function: str,
+        calls: Sequence[Sequence[Any]],
+        timeout_s: float,
+        *,
+        owner: str | None = None,
+        shared: str | None = None,
+        load_timeout_s: float | None = None,
+        paths: tuple[str, ...] = (),
+    ) -> list[CallResult]:
+        """``function`` of the source, called with each of ``calls``, its arguments, all of them JSON.
+
+        One result for each, in order; a value is JSON of at most 64 KB. ``timeout_s`` is the wall clock of a
+        single call, from where it begins to run.
 
         ``owner`` names whose code it is (a run, a tenant): its processes stay warm for the same owner's next
-        batch. Without one they end with the batch. Graders of our own keep nothing of a tenant's: ``shared``
-        names processes that all owners use. Running the source's top level may take ``load_timeout_s`` (left
-        out: ``timeout_s``). ``paths`` are further import folders, for graders of our own.
+        batch, and what one call leaves in memory or in files the next may see. Without one they end with the
+        batch. Sources of our own keep nothing of a tenant's: ``shared`` names processes that all owners use;
+        it also keeps calls of one owner apart, e.g. those of two episodes. Running the source's top level may
+        take ``load_timeout_s`` (left out: ``timeout_s``). ``paths`` are further import folders, for sources
+        of our own.
         """
         name = owner or f"batch {next(self._batch_numbers)}"
         key = (shared or name, source)
-        batch = Batch(key, name, calls, timeout_s, load_timeout_s or timeout_s, paths)
+        batch = Batch(key, name, function, calls, timeout_s, load_timeout_s or timeout_s, paths)
         with self._lock:
             self._batches.append(batch)
             if name in self._cancelled:  # a call that was still on its way here
@@ -178,9 +211,9 @@ class SandboxPool:
         waiting = [batch for batch in self._batches if batch.pending and running[batch.owner] < share]
         return min(waiting, key=lambda batch: batch.turn, default=None)
 
-    def _turn(self, batch: Batch, index: int, call: Call) -> None:
+    def _turn(self, batch: Batch, index: int, arguments: Sequence[Any]) -> None:
         try:
-            result = self._run(batch, *call)
+            result = self._run(batch, arguments)
         except Exception as error:  # e.g. no process could be started: the caller must still get an answer
             result = CallResult(None, f"{type(error).__name__}: {error}", FailureKind.SANDBOX)
         with self._lock:
@@ -188,7 +221,7 @@ class SandboxPool:
         self._fill()
         batch.results[index].set_result(result)
 
-    def _run(self, batch: Batch, sample: dict, item: dict) -> CallResult:
+    def _run(self, batch: Batch, arguments: Sequence[Any]) -> CallResult:
         if batch.broken is not None:
             return batch.broken
         process = self._lease(batch)
@@ -196,13 +229,14 @@ class SandboxPool:
             return batch.broken or closed()
         try:
             if not process.loaded:
-                failure = process.load(batch.key[1], batch.load_timeout_s, batch.paths)
+                wanted = GRADER if batch.function == GRADE else ()
+                failure = process.load(batch.key[1], batch.load_timeout_s, wanted, batch.paths)
                 if failure is not None:
                     if batch.broken is None and failure.kind is not FailureKind.SANDBOX:
                         batch.broken = failure
                     return batch.broken or failure
-            result = process.grade(sample, item, batch.timeout_s)
-            return result if result.score is not None else batch.broken or result
+            result = process.call(batch.function, arguments, batch.timeout_s)
+            return result if result.error is None else batch.broken or result
         finally:
             self._release(batch.key, process)
 
@@ -281,15 +315,16 @@ def sweep(root: Path) -> None:
                     os.close(descriptor)
 
 
-def check_source(source: str) -> None:
-    """Refuse a source that does not compile or defines no ``grade(sample, item)``, without running it.
+def check_source(source: str, wanted: Sequence[str] = GRADER) -> None:
+    """Refuse a source that does not compile or does not define what is ``wanted``, without running it.
 
+    ``wanted`` are signatures: ``f(x, y)`` of a function, ``C.f(x)`` of a method without its self.
     Raises ValueError that names the line. The compiler runs in a sandbox process too: hostile sources can
     exhaust it.
     """
     process = SandboxProcess()
     try:
-        problem = process.check(source)
+        problem = process.check(source, wanted)
     except ReplyMissing as missing:
         raise ValueError(f"line 1: the source cannot be checked: {missing}") from None
     finally:

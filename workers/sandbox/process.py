@@ -24,10 +24,14 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+from workers.sandbox.runner import GRADE, VALUE_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -38,13 +42,14 @@ CHECK_TIMEOUT_S = 10.0
 ADDRESS_SPACE_BYTES = 1 << 30
 FILE_SIZE_BYTES = 16 << 20
 OUTPUT_BYTES = 16 << 10
-REPLY_BYTES = 64 << 10
+#: A reply is a value of at most runner.VALUE_BYTES, or an error, and the names around it.
+REPLY_BYTES = VALUE_BYTES + 4096
 ERROR_CHARS = 2_000
 READ_BYTES = 64 << 10
 
 
 class FailureKind(StrEnum):
-    """Why a call has no score."""
+    """Why a call has no value."""
 
     SOURCE = "source"  # the source does not compile, or its top level failed
     EXCEPTION = "exception"
@@ -52,18 +57,24 @@ class FailureKind(StrEnum):
     MEMORY = "memory"
     CRASHED = "crashed"  # the process ended or broke the protocol
     BAD_SCORE = "bad_score"  # not a finite number
+    BAD_VALUE = "bad_value"  # no JSON, or too long
     SANDBOX = "sandbox"  # our fault, not the grader's: no process could be started, or the pool was closed
 
 
 @dataclass(frozen=True)
 class CallResult:
-    """One call of ``grade``: a finite score, or an error and its kind; ``seconds`` of wall clock."""
+    """One call: its value, JSON, or an error and its kind; ``seconds`` of wall clock."""
 
-    score: float | None
+    value: Any
     error: str | None = None
     kind: FailureKind | None = None
     seconds: float = 0.0
     output: str = ""
+
+    @property
+    def score(self) -> float | None:
+        """The value of a call of ``grade``, a finite number; None when it failed."""
+        return self.value if self.error is None else None
 
 
 class ReplyMissing(Exception):
@@ -108,39 +119,49 @@ class SandboxProcess:
     def alive(self) -> bool:
         return not self._killed and not self._interrupted and self._exited() is None
 
-    def check(self, source: str) -> str | None:
-        """What keeps ``source`` from being a grader, naming the line; None when nothing does."""
-        return self._request({"op": "check", "source": source}, CHECK_TIMEOUT_S).get("error")
+    def check(self, source: str, wanted: Sequence[str]) -> str | None:
+        """What keeps ``source`` from compiling and defining what is ``wanted``, naming the line; None when
+        nothing does. See ``pool.check_source``.
+        """
+        return self._request({"op": "check", "source": source, "wanted": wanted}, CHECK_TIMEOUT_S).get(
+            "error"
+        )
 
-    def load(self, source: str, timeout_s: float, paths: tuple[str, ...] = ()) -> CallResult | None:
-        """Run the grader's top level; None, or the failure that every call would meet.
+    def load(
+        self, source: str, timeout_s: float, wanted: Sequence[str] = (), paths: Sequence[str] = ()
+    ) -> CallResult | None:
+        """Run the source's top level; None, or the failure that every call would meet.
 
-        ``paths`` are further import folders, for graders of our own.
+        ``paths`` are further import folders, for sources of our own.
         """
         start = time.monotonic()
-        request = {"op": "load", "source": source, "timeout_s": timeout_s, "paths": paths}
+        request = {"op": "load", "source": source, "wanted": wanted, "timeout_s": timeout_s, "paths": paths}
         try:
             error = self._request(request, timeout_s).get("error")
         except ReplyMissing as missing:
-            return CallResult(None, f"loading the grader: {missing}", missing.kind, time.monotonic() - start)
+            return CallResult(None, f"loading the source: {missing}", missing.kind, time.monotonic() - start)
         if error is None:
             self.loaded = True
             return None
         self.kill()
         return CallResult(
-            None, str(error)[:ERROR_CHARS], FailureKind.SOURCE, time.monotonic() - start, self._take_output()
+            None,
+            read_error({"error": error}),
+            FailureKind.SOURCE,
+            time.monotonic() - start,
+            self._take_output(),
         )
 
-    def grade(self, sample: dict, item: dict, timeout_s: float) -> CallResult:
-        """One call of the loaded grader."""
+    def call(self, function: str, arguments: Sequence[Any], timeout_s: float) -> CallResult:
+        """One call of a function of the loaded source; ``grade`` must return a finite number."""
         self.calls += 1
         start = time.monotonic()
-        request = {"op": "grade", "sample": sample, "item": item, "timeout_s": timeout_s}
+        request = {"op": "call", "function": function, "arguments": arguments, "timeout_s": timeout_s}
         try:
             reply = self._request(request, timeout_s)
         except ReplyMissing as missing:
             return CallResult(None, str(missing), missing.kind, time.monotonic() - start, self._take_output())
-        result = read_reply(reply, time.monotonic() - start, self._take_output())
+        result = read_reply(function, reply, time.monotonic() - start, self._take_output())
         if result.kind is FailureKind.MEMORY:  # what filled the memory may still hold it
             self.kill()
         return result
@@ -257,12 +278,12 @@ class SandboxProcess:
         while (ended := self._exited()) is None and time.monotonic() < deadline:
             time.sleep(0.002)
         if ended is None:
-            return "the grader's process closed its reply pipe"
+            return "the sandboxed process closed its reply pipe"
         if ended.si_code == os.CLD_EXITED:
-            return f"the grader's process exited with status {ended.si_status}"
+            return f"the sandboxed process exited with status {ended.si_status}"
         if ended.si_status == signal.SIGXCPU:
-            return "the grader's process used up its CPU time"
-        return f"the grader's process was killed by {signal.Signals(ended.si_status).name}"
+            return "the sandboxed process used up its CPU time"
+        return f"the sandboxed process was killed by {signal.Signals(ended.si_status).name}"
 
 
 def command() -> list[str]:
@@ -291,25 +312,42 @@ def parse_reply(data: bytearray) -> dict | None:
         return None
     size = struct.unpack(">I", data[:4])[0]
     if size > REPLY_BYTES or len(data) > size + 4:
-        raise ReplyMissing(FailureKind.CRASHED, "the grader's process sent an oversized reply")
+        raise ReplyMissing(FailureKind.CRASHED, "the sandboxed process sent an oversized reply")
     if len(data) < size + 4:
         return None
     try:
-        message = json.loads(data[4:])
+        message = json.loads(data[4:], parse_constant=refuse)
     except (ValueError, RecursionError):
         message = None
     if not isinstance(message, dict):
-        raise ReplyMissing(FailureKind.CRASHED, "the grader's process sent an unreadable reply")
+        raise ReplyMissing(FailureKind.CRASHED, "the sandboxed process sent an unreadable reply")
     return message
 
 
-def read_reply(reply: dict, seconds: float, output: str) -> CallResult:
-    score = reply.get("score")
-    if type(score) is float and math.isfinite(score):
-        return CallResult(score, seconds=seconds, output=output)
+def refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def read_reply(function: str, reply: dict, seconds: float, output: str) -> CallResult:
+    if "value" in reply and is_value(function, reply["value"]):
+        return CallResult(reply["value"], seconds=seconds, output=output)
     try:
         kind = FailureKind(reply.get("kind"))
     except ValueError:
         kind = FailureKind.CRASHED
-    error = str(reply.get("error", "the grader's process sent a reply without a score"))
-    return CallResult(None, error[:ERROR_CHARS], kind, seconds, output)
+    return CallResult(None, read_error(reply), kind, seconds, output)
+
+
+def is_value(function: str, value: Any) -> bool:
+    if function == GRADE:
+        return type(value) is float and math.isfinite(value)
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):  # e.g. half a character, which no file takes
+        return False
+    return True
+
+
+def read_error(reply: dict) -> str:
+    text = str(reply.get("error", "the sandboxed process sent a reply without a value"))
+    return text[:ERROR_CHARS].encode("utf-8", "replace").decode()

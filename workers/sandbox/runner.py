@@ -1,16 +1,16 @@
-"""The child: confine yourself, load one grader, grade until the pipe closes.
+"""The child: confine yourself, load one source, call its functions until the pipe closes.
 
 Run as a script by a fresh interpreter that sees the standard library only. Messages are JSON, each preceded
 by its length in 4 bytes, big-endian. The first one sent is ``{"op": "hello"}``, so that the parent's clock
 for a tenant's code starts after the interpreter's own start; its ``missing`` says why a part of the
 confinement could not be had, if so. Requests and replies:
 
-    {"op": "check", "source"}                        -> {} or {"error"}      compile and look, run nothing
-    {"op": "load", "source", "timeout_s", "paths"}   -> {} or {"error"}      run the module's top level
-    {"op": "grade", "sample", "item", "timeout_s"}   -> {"score"} or {"error", "kind"}
+    {"op": "check", "source", "wanted"}                       -> {} or {"error"}  compile and look only
+    {"op": "load", "source", "wanted", "timeout_s", "paths"}  -> {} or {"error"}  run its top level
+    {"op": "call", "function", "arguments", "timeout_s"}      -> {"value"} or {"error", "kind"}
 
 Whatever a tenant's code prints goes to descriptors 1 and 2, which the parent drains; the messages travel on
-two other descriptors. A tenant can find those and write nonsense: it then forges its own scores, no one
+two other descriptors. A tenant can find those and write nonsense: it then forges its own values, no one
 else's, and the parent reads every reply as untrusted.
 """
 
@@ -37,8 +37,11 @@ import struct
 import sys
 import threading
 import types
+from collections.abc import Sequence
 
-FILENAME = "<grader>"
+GRADE = "grade"  # the function whose value is a score, a finite number
+FILENAME = "<source>"
+VALUE_BYTES = 64 << 10
 ERROR_CHARS = 2_000
 CPU_HARD_SECONDS = 24 * 3600
 #: A child of root's becomes a user of its own, this plus its process number: no two children can signal each
@@ -58,19 +61,19 @@ def main() -> None:
     folders, missing = become_nobody(sys.argv[3].split(os.pathsep))
     confine(address_space=int(sys.argv[1]), file_size=int(sys.argv[2]))
     send(replies, {"op": "hello", "missing": missing})
-    grade, pid = None, os.getpid()
+    module, pid = None, os.getpid()
     while (request := receive(requests)) is not None:
         if request["op"] == "check":
-            reply = check(request["source"])
+            reply = check(request["source"], request["wanted"])
         elif request["op"] == "load":
             limit_cpu(request["timeout_s"])
             sys.path.extend(folders.get(path, path) for path in request["paths"])
-            grade, reply = load(request["source"])
+            module, reply = load(request["source"], request["wanted"])
         else:
             limit_cpu(request["timeout_s"])
-            reply = run(grade, request["sample"], request["item"])
+            reply = call(module, request["function"], request["arguments"])
         flush_output()
-        if os.getpid() != pid:  # a copy that the grader forked came back too; only the first may answer
+        if os.getpid() != pid:  # a copy that the source forked came back too; only the first may answer
             os._exit(0)
         send(replies, reply)
     end(scratch, inside)
@@ -190,10 +193,10 @@ def limit_cpu(timeout_s: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (min(allowed, CPU_HARD_SECONDS), CPU_HARD_SECONDS))
 
 
-# ---------------------------------------------------------------- the grader
+# ---------------------------------------------------------------- the source
 
 
-def check(source: str) -> dict:
+def check(source: str, wanted: Sequence[str]) -> dict:
     try:
         tree = ast.parse(source, FILENAME)
         compile(source, FILENAME, "exec", dont_inherit=True)
@@ -201,53 +204,88 @@ def check(source: str) -> dict:
         return {"error": f"line {error.lineno or 1}: {error.msg}"}
     except (ValueError, RecursionError, MemoryError) as error:
         return {"error": f"line 1: the source cannot be compiled: {type(error).__name__}: {error}"}
-    return check_signature(tree)
+    problems = (check_signature(tree, signature) for signature in wanted)
+    return next((problem for problem in problems if problem), {})
 
 
-def check_signature(tree: ast.Module) -> dict:
-    """Whether the source defines ``grade(sample, item)`` at its top level."""
-    named = [
+def check_signature(tree: ast.Module, signature: str) -> dict:
+    """Whether the source defines ``f(x, y)``, a function, or ``C.f(x)``, a method, at its top level."""
+    path, _, names = signature.rstrip(")").partition("(")
+    owner, _, name = path.rpartition(".")
+    body, inherits = tree.body, False
+    if owner:
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner]
+        if not classes:
+            return {"error": f"line 1: the source must define a class {owner}"}
+        body, inherits = classes[-1].body, bool(classes[-1].bases)
+    functions = [
         node
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == "grade"
+        for node in body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name
     ]
-    if not named:
-        return {"error": "line 1: the source must define a function grade(sample, item)"}
-    function = named[-1]
+    if functions:
+        return check_parameters(functions[-1], path, names.split(", "), bound=bool(owner))
+    if inherits:
+        return {}
+    what = f"class {owner} must define a method" if owner else "source must define a function"
+    return {"error": f"line 1: the {what} {name}({names})"}
+
+
+def check_parameters(
+    function: ast.FunctionDef | ast.AsyncFunctionDef, path: str, names: list[str], bound: bool
+) -> dict:
     if isinstance(function, ast.AsyncFunctionDef):
-        return {"error": f"line {function.lineno}: grade must be a plain function, not async"}
+        return {"error": f"line {function.lineno}: {path} must be a plain function, not async"}
     args = function.args
+    count = len(names) + bound
     positional = len(args.posonlyargs) + len(args.args)
     required = positional - len(args.defaults)
     needs_keyword = any(default is None for default in args.kw_defaults)
-    if required > 2 or (positional < 2 and args.vararg is None) or needs_keyword:
-        return {"error": f"line {function.lineno}: grade must take two arguments, sample and item"}
+    if required > count or (positional < count and args.vararg is None) or needs_keyword:
+        number = {1: "one argument", 2: "two arguments"}.get(len(names), f"{len(names)} arguments")
+        return {"error": f"line {function.lineno}: {path} must take {number}, {' and '.join(names)}"}
     return {}
 
 
-def load(source: str) -> tuple[object, dict]:
-    """Run the grader's top level in a module of its own; the function, and the reply."""
-    problem = check(source)
+def load(source: str, wanted: Sequence[str]) -> tuple[types.ModuleType | None, dict]:
+    """Run the source's top level in a module of its own; the module, and the reply."""
+    problem = check(source, wanted)
     if problem:
         return None, problem
-    module = types.ModuleType("grader")
-    sys.modules["grader"] = module  # dataclasses and pickle look a class's module up by name
+    module = types.ModuleType("source")
+    sys.modules["source"] = module  # dataclasses and pickle look a class's module up by name
     linecache.cache[FILENAME] = (len(source), None, source.splitlines(keepends=True), FILENAME)
     try:
         exec(compile(source, FILENAME, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 its purpose
     except BaseException as error:
         return None, {"error": describe(error)}
-    return module.__dict__["grade"], {}
+    return module, {}
 
 
-def run(grade: object, sample: dict, item: dict) -> dict:
+def call(module: types.ModuleType, name: str, arguments: Sequence[object]) -> dict:
+    function = module.__dict__.get(name)
+    if function is None:
+        return {"error": f"the source defines no {name}", "kind": "source"}
     try:
-        score = grade(sample, item)
+        value = function(*arguments)
     except MemoryError as error:
         return {"error": describe(error), "kind": "memory"}
     except BaseException as error:
         return {"error": describe(error), "kind": "exception"}
-    return as_score(score)
+    return as_score(value) if name == GRADE else as_json(name, value)
+
+
+def as_json(name: str, value: object) -> dict:
+    """The value as the parent will read it, or what is wrong with it."""
+    try:
+        data = json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except BaseException as error:
+        problem = f"{name} returned {shown(value)}, which is no JSON: {type(error).__name__}"
+        return {"error": problem, "kind": "bad_value"}
+    if len(data) > VALUE_BYTES:
+        problem = f"{name} returned {len(data):,} bytes, more than {VALUE_BYTES:,}"
+        return {"error": problem, "kind": "bad_value"}
+    return {"value": json.loads(data)}
 
 
 def as_score(score: object) -> dict:
@@ -263,7 +301,7 @@ def as_score(score: object) -> dict:
         }
     if not math.isfinite(value):
         return {"error": f"grade returned {value}, not a finite number", "kind": "bad_score"}
-    return {"score": value}
+    return {"value": value}
 
 
 def shown(value: object) -> str:
@@ -292,7 +330,7 @@ def describe(error: BaseException) -> str:
 
 def flush_output() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(BaseException):  # a tenant may have closed or replaced it; the score stands
+        with contextlib.suppress(BaseException):  # a tenant may have closed or replaced it; the value stands
             stream.flush()
 
 
@@ -300,7 +338,7 @@ def flush_output() -> None:
 
 
 def send(fd: int, message: dict) -> None:
-    body = json.dumps(message).encode()
+    body = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace")
     data = memoryview(struct.pack(">I", len(body)) + body)
     while data:
         data = data[os.write(fd, data) :]

@@ -106,19 +106,19 @@ def test_the_clock_starts_with_the_execution_not_with_the_queueing(pool):
 def test_an_endless_top_level_fails_the_whole_batch_in_one_limit(pool):
     results = pool.grade("def grade(sample, item): return 1\nwhile True: pass\n", [CALL] * 20, 0.3)
     assert {result.kind for result in results} == {FailureKind.TIMEOUT}
-    assert results[0].error == "loading the grader: timed out after 0.3 s"
+    assert results[0].error == "loading the source: timed out after 0.3 s"
 
 
 def test_os_exit_is_a_crash_and_the_next_grade_works(pool):
     source = "import os\ndef grade(sample, item):\n    os._exit(3)\n"
     result = one(pool, source, owner="a")
-    assert (result.kind, result.error) == (FailureKind.CRASHED, "the grader's process exited with status 3")
+    assert (result.kind, result.error) == (FailureKind.CRASHED, "the sandboxed process exited with status 3")
     assert one(pool, LENGTH, owner="a").score == 0.75
 
 
 def test_a_segmentation_fault_is_a_crash(pool):
     source = "import ctypes\ndef grade(sample, item):\n    ctypes.string_at(0)\n"
-    assert one(pool, source).error == "the grader's process was killed by SIGSEGV"
+    assert one(pool, source).error == "the sandboxed process was killed by SIGSEGV"
 
 
 def test_memory_is_limited(pool):
