@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from workers.engines.sequences import Request, Rollout
 from workers.models.chat import ChatTokenizer, trim_stop
-from workers.interim import Estimates, Outcome, estimate
+from workers.rl.advantages import Outcome, estimate
 from workers.rl.batching import Batch
 from workers.spec import JobSpec
 
@@ -124,7 +124,7 @@ def batch_of(spec: JobSpec, samples: Sequence[Sample]) -> Batch:
         prompts=[sample.prompt.tokens for sample in samples],
         completions=[tuple(sample.rollout.tokens) for sample in samples],
         engine_logprobs=[sample.rollout.logprobs for sample in samples],
-        advantages=[0.0 for sample in samples],
+        advantages=[[0.0] * len(sample.rollout.tokens) for sample in samples],
         keep=[sample.trained(spec) for sample in samples],
         sampled=[sample.rollout.sampled for sample in samples],
     )
@@ -135,8 +135,8 @@ def with_advantages(spec: JobSpec, samples: Sequence[Sample], batch: Batch) -> B
 
     Of whole groups; of the whole step where advantages are compared over it.
     """
-    found: Estimates = estimate(spec.rl, outcomes(spec, samples, batch))
-    return replace(batch, advantages=found.advantages)
+    found = estimate(spec.rl, outcomes(spec, samples, batch))
+    return replace(batch, advantages=found.advantages, returns=found.returns)
 
 
 def outcomes(spec: JobSpec, samples: Sequence[Sample], batch: Batch) -> list[Outcome]:
@@ -148,7 +148,7 @@ def outcomes(spec: JobSpec, samples: Sequence[Sample], batch: Batch) -> list[Out
             sampled=sample.rollout.sampled,
             turn_rewards=sample.turn_rewards,
             kl=None if penalties is None else penalties[place],
-            values=None,
+            values=None if batch.values is None else batch.values[place],
         )
         for place, sample in enumerate(samples)
     ]
@@ -184,7 +184,7 @@ def idle(spec: JobSpec, samples: Sequence[Sample], batch: Batch) -> str:
         return "no completion has a usable reward"
     if not any(sample.trained(spec) for sample in usable):
         return "every completion with a reward hit max_tokens and is left out (rl.mask_truncated)"
-    if not any(batch.advantages[index] for index in batch.trained):
+    if not any(any(batch.advantages[index]) for index in batch.trained):
         return (
             "in every group all rewards are equal"
             if spec.rl.method.compares_in_group

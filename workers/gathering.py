@@ -16,8 +16,9 @@ from workers.calls import Bell
 from workers.engines.sequences import Rollout
 from workers.envs.environment import Environment
 from workers.graders.run import GradeInput, GradeResult
+from workers.interim import EpisodeFailed
 from workers.models.chat import ChatTokenizer
-from workers.interim import EpisodeFailed, shaped, teaches
+from workers.rl.advantages import shaped, teaches
 from workers.spec import JobSpec
 
 #: The parts of a reward that are ours to name.

@@ -95,7 +95,8 @@ def advantages_of(samples: Sequence[Sample], batch: Batch) -> dict[tuple[int, in
     """Of the batch of these samples."""
     found = {}
     for sample, row, sampled in zip(samples, batch.advantages, batch.sampled, strict=True):
-        found[sample.prompt.group, sample.index] = row
+        own = [value for value, mark in zip(row, sampled, strict=True) if mark]
+        found[sample.prompt.group, sample.index] = statistics.fmean(own) if own else 0.0
     return found
 
 

@@ -125,7 +125,7 @@ class Training:
             for column in self._columns
         }
         batch = batch.with_logprobs(old=found.get("old"), reference=found.get("reference"))
-        return gang, batch
+        return gang, replace(batch, values=found.get("values"))
 
     async def _compute(self, lease: Lease, pieces: list[Piece]) -> None:
         piece, size = pieces[0], self._rl.micro_batch_size
@@ -184,14 +184,10 @@ class Training:
         return batches.with_advantages(self._spec, samples, batches.batch_of(self._spec, samples))
 
     def _micros(self, chunks: Iterable[Batch]) -> list[Piece]:
-        """What has nothing to train is no work."""
-        size, unit = self._rl.micro_batch_size, self._unit
-        return [Piece(micro) for chunk in chunks for micro in micro_batches(chunk, size) if micro.trained]
-
-    @property
-    def _unit(self) -> int:
-        """Samples whose loss is one number."""
-        return 2 if self._rl.method.objective == "preference" else 1
+        """What has nothing to train is no work; pairs stay whole."""
+        size, pairs = self._rl.micro_batch_size, self._rl.method.objective == "preference"
+        micros = (micro for chunk in chunks for micro in micro_batches(chunk, size, pairs))
+        return [Piece(micro) for micro in micros if micro.trained]
 
     async def _update(self, step: Step, gang: Gang | None, batch: Batch) -> tuple[Gang, dict[str, float]]:
         """The step's optimizer steps; the metrics of training."""

@@ -232,7 +232,9 @@ class Forecast:
         if not track.training and part is not None:
             segment = track.outlook.train[part]
             streams = track.stream and segment.early and track.open_rollouts > 0 and track.thick == 0
-            if track.rolled > track.trained or (streams and track.rolled == track.trained):
+            # Who rolls out nothing trains step after step.
+            gathered = first is None or track.rolled > track.trained
+            if gathered or (streams and track.rolled == track.trained):
                 found.append(Act(track, tuple(track.trains_in), segment, part, False, segment.seconds))
                 track.training, track.train_part = True, part + 1
         return found

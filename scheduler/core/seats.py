@@ -129,9 +129,16 @@ def table_of(board: Board, device: str) -> Interference | None:
 
 
 def begins_step(pipeline: Pipeline, node: Node) -> bool:
-    """Whether it is the first part of a worker's rollouts that occurs."""
-    first = next((i for i, s in enumerate(pipeline.outlook.rollout) if s.seconds > 0), 0)
-    return node.kind in ROLLOUT and node.part <= first
+    """Whether it is the first part of a worker's rollouts that occurs; of training where nothing is rolled
+    out.
+    """
+    outlook = pipeline.outlook
+    chain = outlook.rollout or outlook.train
+    first = next((i for i, s in enumerate(chain) if s.seconds > 0), 0)
+    begins = node.kind in ROLLOUT or (
+        not outlook.rollout and node.kind not in OFF_DEVICE and not node.yielded
+    )
+    return begins and node.part <= first
 
 
 def _must_move_first(board: Board, node: Node, device: str) -> bool:

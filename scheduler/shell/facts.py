@@ -221,7 +221,9 @@ def _prompt_tokens(job: Job) -> int:
 
 
 def _cache(job: Job, spec: JobSpec, prompt_tokens: int) -> tuple[int, int]:
-    """(0, 0), which bounds nothing, where the model cannot be looked at."""
+    """(0, 0), which bounds nothing, where nothing is rolled out or the model cannot be looked at."""
+    if not spec.rl.method.rolls_out:
+        return 0, 0
     try:
         config = read_config(Path(job.base_model.path))
     except ValueError:

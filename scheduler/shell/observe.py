@@ -292,8 +292,8 @@ def _segment(row: SubStage, profile: Profile, spent: Mapping[Key, float]) -> sta
 
 
 def _spent(rows: Sequence[SubStage], lore: Lore) -> dict[Key, float]:
-    """In environments parts come again: seconds that the step has spent in each part so far."""
-    again = [row for row in rows if _has_turns(row, lore) and state.Kind(row.kind) in ROLLING]
+    """Where parts come again: seconds that the step has spent in each part so far."""
+    again = [row for row in rows if _comes_again(row, lore) and state.Kind(row.kind) in ROLLING]
     if not again:
         return {}
     sums = (
@@ -314,6 +314,9 @@ def _spent(rows: Sequence[SubStage], lore: Lore) -> dict[Key, float]:
     return found
 
 
-def _has_turns(row: SubStage, lore: Lore) -> bool:
+def _comes_again(row: SubStage, lore: Lore) -> bool:
+    """In environments a step rolls out in turns, with dynamic sampling in rounds."""
     facts = lore.of(row.job_id)
-    return facts is not None and facts.spec.environment is not None
+    if facts is None:
+        return False
+    return facts.spec.environment is not None or (facts.spec.rl.sampling_rounds or 1) > 1

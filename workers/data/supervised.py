@@ -64,7 +64,7 @@ def batch_of(rows: Sequence[Sequence[Example]]) -> Batch:
         prompts=[example.prompt for _, example in placed],
         completions=[example.tokens for _, example in placed],
         engine_logprobs=[[0.0] * len(example.tokens) for _, example in placed],
-        advantages=[1.0 for _, example in placed],
+        advantages=[[float(trained) for trained in example.trained] for _, example in placed],
         keep=[True] * len(placed),
         sampled=[list(example.trained) for _, example in placed],
     )

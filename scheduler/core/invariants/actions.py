@@ -178,7 +178,10 @@ def _start(snapshot: Snapshot, action: Start, policy: Policy) -> list[str]:
 
 
 def begins_step(pipeline: Pipeline, node: Node) -> bool:
-    """Whether no earlier part of the worker's rollouts occurs."""
+    """Whether no earlier part of the worker's rollouts occurs, or of a job that only trains."""
+    if pipeline.outlook.train and not pipeline.outlook.rollout:
+        before = pipeline.outlook.train[: node.part]
+        return not node.yielded and not any(segment.seconds > 0 for segment in before)
     before = pipeline.outlook.rollout[: node.part]
     return node.kind in ROLLOUT and not any(segment.seconds > 0 for segment in before)
 

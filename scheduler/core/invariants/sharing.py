@@ -136,7 +136,7 @@ def _overtaken(before: Snapshot, after: Snapshot, plan: Plan, policy: Policy) ->
     """Nobody started on a device in a way that keeps the first in line out of it.
 
     The first in line for a device is the first task that must start whole, or waits on purpose, and got no
-    start. One that lacks a device, or memory, waits for what no free device would cure: it keeps nobody out.
+    start. One that lacks a device, or memory, or must move first, waits for what no free device would cure: it keeps nobody out.
     Nor does one that just made room.
     """
     board, rest = _served(before, plan, policy)
@@ -154,7 +154,7 @@ def _overtaken(before: Snapshot, after: Snapshot, plan: Plan, policy: Policy) ->
         place_of.update({(n.pipeline, n.id): place for n in task.nodes})
         others = sum(t.pipeline == task.pipeline and not _begun(t, started) for t in everything)
         waited = task.pipeline in waits and others == 1
-        complete = all(_home(world, node) in alive for node in task.nodes)
+        complete = all(_home(world, node) in alive for node in task.nodes) and not _must_move(world, task)
         complete = complete and not any(
             _lacks_memory(later, n) for later in (world, after) for n in task.nodes
         )

@@ -94,6 +94,16 @@ def random_shape(rng: random.Random, devices: int) -> Shape:
     return Shape(rollout, train, mode, rng.choice([0, 1, 2]) if mode in (Mode.ASYNC, Mode.STREAM) else 0)
 
 
+def random_work(rng: random.Random, devices: int) -> dict:
+    """What a job does and where; some only train."""
+    shape, outlook = random_shape(rng, devices), random_outlook(rng)
+    if rng.random() < 0.15:
+        train = tuple(s for s in outlook.train if s.kind in (Kind.LOGPROB, Kind.UPDATE))
+        plain = tuple(replace(segment, early=False) for segment in train)
+        return {"shape": Shape((), tuple(range(devices))), "outlook": Outlook((), plain)}
+    return {"shape": shape, "outlook": outlook}
+
+
 def random_load(rng: random.Random, most: int = 4) -> dict:
     """Fields that a queued job and a pipeline have in common."""
     key = rng.choice(list(WEIGHTS))
@@ -107,8 +117,7 @@ def random_load(rng: random.Random, most: int = 4) -> dict:
         "run_bytes": rng.randint(0, 2),
         "priority": rng.choice([0, 0, 0, 1, -1]),
         "latency_cap": rng.choice([1.2, 1.5, 1.5, 3.0, 10.0]),
-        "shape": random_shape(rng, devices),
-        "outlook": random_outlook(rng),
+        **random_work(rng, devices),
         "fusible": key in FUSIBLE and rng.random() < 0.7,
         "kv_tokens": rng.choice([0, 0, 20_000, 200_000]),
         "peak_bytes": rng.choice([0, 0, 1, 3]),
