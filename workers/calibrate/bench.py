@@ -181,7 +181,10 @@ class Bench:
             prompts=[self._tokens(group, PROMPT_TOKENS) for group in groups],
             completions=completions,
             engine_logprobs=[[-1.0] * len(completion) for completion in completions],
-            advantages=[1.0 if sample % 2 else -1.0 for sample in range(samples)],
+            advantages=[
+                [1.0 if sample % 2 else -1.0] * len(completion)
+                for sample, completion in enumerate(completions)
+            ],
             keep=[True] * samples,
         )
 

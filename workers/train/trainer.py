@@ -25,13 +25,13 @@ from workers.engines.errors import NotFinite
 from workers.engines.logprobs import chosen_logprobs
 from workers.engines.weights import Weights
 from workers.models.limits import ACTIVATION_BYTES
-from workers.rl.averages import Denominator, divisor
+from workers.rl.averages import Denominator, averaging, divisor
 from workers.rl.batching import Batch
+from workers.rl.objective import Found, objective
 from workers.rl.sums import Sums
 from workers.spec import LoRA, RLConfig
 from workers.train import value_head
 from workers.train.forward import Drawing, Policy, by_sample, predicting_states, targets
-from workers.train.interim import Found, objective
 from workers.train.parameters import (
     Parameters,
     gradients,
@@ -197,7 +197,7 @@ class TorchTrainer:
         Gradients are cleared. ``NotFinite`` when the norm is not; the parameters then stay as they are.
         """
         run = self._run(run_key)
-        parts = divisor(run.spec.loss.average, over)
+        parts = divisor(averaging(run.spec), over)
         if not parts:
             raise ValueError("an update that trains no token has no gradient")
         parameters = list(run.named.values())
@@ -281,7 +281,7 @@ def _teaching(spec: RLConfig, micro: Batch) -> set[int]:
     if _always_teaches(spec):
         return set(micro.groups)
     rows = zip(micro.groups, micro.advantages, strict=True)
-    return {group for group, advantages in rows if advantages}
+    return {group for group, advantages in rows if any(advantages)}
 
 
 def _always_teaches(spec: RLConfig) -> bool:

@@ -29,7 +29,7 @@ def batch(*completions: tuple[int, ...], advantage: float = 1.0) -> Batch:
         prompts=[(20, 21)] * len(completions),
         completions=list(completions),
         engine_logprobs=[[0.0] * len(tokens) for tokens in completions],
-        advantages=[advantage * (-1) ** index for index in range(len(completions))],
+        advantages=[[advantage * (-1) ** index] * len(tokens) for index, tokens in enumerate(completions)],
         keep=[True] * len(completions),
     )
 
@@ -228,7 +228,7 @@ def test_log_probs_come_back_in_the_order_of_the_batch(trainer):
         prompts=[(20, 21), (22,), (20, 21), (22,)],
         completions=completions,
         engine_logprobs=[[0.0] * len(tokens) for tokens in completions],
-        advantages=[0.0] * 4,
+        advantages=[[0.0] * len(tokens) for tokens in completions],
         keep=[True] * 4,
     )
     whole = trainer.logprobs("a", mixed, 4, False, share=1.0)

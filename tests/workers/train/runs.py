@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,7 +53,9 @@ def rollout(
         prompts=[sequence.request.prompt for sequence in done],
         completions=[tuple(sequence.tokens) for sequence in done],
         engine_logprobs=[sequence.logprobs for sequence in done],
-        advantages=advantages,
+        advantages=[
+            [advantage] * len(sequence.tokens) for advantage, sequence in zip(advantages, done, strict=True)
+        ],
         keep=[index != 6 for index in range(12)],
     )
 
@@ -73,6 +77,12 @@ def train(trainer: TorchTrainer, batch: Batch, size: int = 4) -> Sums:
     return sum((trainer.forward_backward("run", micro) for micro in micro_batches(batch, size)), Sums())
 
 
+def advantaged(batch: Batch, advantages: Sequence[float]) -> Batch:
+    """The batch with one advantage for all tokens of a sample."""
+    rows = zip(advantages, batch.completions, strict=True)
+    return replace(batch, advantages=[[value] * len(tokens) for value, tokens in rows])
+
+
 def masked(batch: Batch) -> Batch:
     """As if an environment had written some of the tokens: parts of most completions, all of the second."""
     sampled = [
@@ -83,7 +93,7 @@ def masked(batch: Batch) -> Batch:
         [value if mark else 0.0 for value, mark in zip(row, marks, strict=True)]
         for row, marks in zip(batch.engine_logprobs, sampled, strict=True)
     ]
-    return Batch(**vars(batch) | {"sampled": sampled, "engine_logprobs": logprobs})
+    return replace(batch, sampled=sampled, engine_logprobs=logprobs)
 
 
 def gradients(trainer: TorchTrainer, parts: int = 1) -> dict[str, torch.Tensor]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.workers.train.runs import (
     MAX_TOKENS,
+    advantaged,
     assert_close,
     config,
     gradients,
@@ -18,7 +20,7 @@ from tests.workers.train.runs import (
     train,
 )
 from workers.engines.weights import Weights
-from workers.rl.batching import Batch, denominator, micro_batch_chunks, micro_batches, split_updates
+from workers.rl.batching import denominator, micro_batch_chunks, micro_batches, split_updates
 from workers.rl.sums import Sums
 
 AVERAGES = ["token", "sequence", "constant"]
@@ -75,7 +77,7 @@ def test_gradient_equals_a_plain_loop(
         assert batch.old_logprobs is not None and batch.reference_logprobs is not None
         before = torch.tensor(batch.old_logprobs[index])[marks]
         ratio = (logprobs - before).exp()
-        advantage = batch.advantages[index]
+        advantage = batch.advantages[index][0]
         policy = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
         if mode == "async":
             staleness = (before - torch.tensor(batch.engine_logprobs[index])[marks]).exp()
@@ -136,7 +138,7 @@ def test_recomputing_blocks_changes_no_gradient(tiny: Weights) -> None:
 def test_groups_without_advantage_teach_nothing_and_are_measured(tiny: Weights) -> None:
     trainer = opened(tiny, config())
     batch = rollout(tiny, None, 1.0)
-    sums = train(trainer, Batch(**vars(batch) | {"advantages": [0.0] * 12}))
+    sums = train(trainer, advantaged(batch, [0.0] * 12))
     assert sums.tokens == denominator(batch, MAX_TOKENS).tokens
     assert sums.entropy > 0
     assert all(not tensor.any() for tensor in trainer.gradients("run").values())
@@ -144,7 +146,10 @@ def test_groups_without_advantage_teach_nothing_and_are_measured(tiny: Weights) 
 
 def test_a_group_without_advantage_adds_no_gradient_and_is_measured_beside_others(tiny: Weights) -> None:
     batch = rollout(tiny, None, 1.0)
-    some = Batch(**vars(batch) | {"advantages": [*batch.advantages[:4], *[0.0] * 4, *batch.advantages[8:]]})
+    some = replace(
+        batch,
+        advantages=[[0.0] * len(row) if 4 <= i < 8 else row for i, row in enumerate(batch.advantages)],
+    )
     beside, alone, measured = (opened(tiny, config()) for _ in range(3))
     sums = train(beside, some, 12)
     assert sums == train(alone, some.of_groups({0, 2}), 12) + train(measured, some.of_groups({1}), 12)
@@ -155,14 +160,15 @@ def test_a_group_without_advantage_adds_no_gradient_and_is_measured_beside_other
 
 def test_samples_left_out_change_nothing(tiny: Weights) -> None:
     batch = rollout(tiny, None, 1.0)
-    changed = Batch(
-        **vars(batch) | {"advantages": [99.0 if i == 6 else a for i, a in enumerate(batch.advantages)]}
+    changed = replace(
+        batch,
+        advantages=[[99.0] * len(row) if i == 6 else row for i, row in enumerate(batch.advantages)],
     )
     one, two = opened(tiny, config()), opened(tiny, config())
     train(one, batch)
     train(two, changed)
     assert_close(gradients(one), gradients(two))
-    nothing = Batch(**vars(batch) | {"keep": [False] * 12})
+    nothing = replace(batch, keep=[False] * 12)
     assert one.forward_backward("run", nothing) == Sums()
 
 

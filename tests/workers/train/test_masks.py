@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ def episodes(**changes: Any) -> Batch:
         "prompts": [PROMPT] * 3,
         "completions": [(7, 7, 7), (9, 7, 7, 9), (7, 7)],
         "engine_logprobs": [[-1.0, 0.0, -2.0], [0.0, 0.0, -3.0, 0.0], [0.0, 0.0]],
-        "advantages": [1.0, -3.0, 5.0],
+        "advantages": [[1.0, 0.0, 1.0], [0.0, 0.0, -3.0, 0.0], [0.0, 0.0]],
         "keep": [True] * 3,
         "sampled": [[True, False, True], [False, False, True, False], [False, False]],
     }
@@ -54,7 +55,7 @@ def test_mismatch_entropy_clips_and_kl_count_sampled_tokens_only(tiny: Weights) 
         [0.0, 0.0, plain[1][2], 0.0],
         [0.0] * 2,
     ]
-    batch = episodes(advantages=[1.0, 0.0, 0.0]).with_logprobs(old=old, reference=old)
+    batch = episodes(advantages=[[1.0, 0.0, 1.0], [0.0] * 4, [0.0] * 2]).with_logprobs(old=old, reference=old)
     metrics = trainer.forward_backward("run", batch).metrics(denominator(batch, 10))
     two = math.log(2)
     assert metrics["clip_fraction"] == pytest.approx(1 / 3)
@@ -62,11 +63,13 @@ def test_mismatch_entropy_clips_and_kl_count_sampled_tokens_only(tiny: Weights) 
     gaps = [abs(-1.0 - old[0][0]), abs(-2.0 - old[0][2]), abs(-3.0 - old[1][2])]
     assert metrics["mismatch"] == pytest.approx(sum(gaps) / 3, rel=1e-5)
     assert metrics["mismatch_max"] == pytest.approx(max(gaps), rel=1e-5)
-    alone = [
-        trainer.forward_backward("run", Batch([0], [(*PROMPT, *before)], [(token,)], [[0.0]], [1.0], [True]))
-        for before, token in (((), 7), ((7, 7), 7), ((9, 7), 7))
-    ]
-    assert metrics["entropy"] == pytest.approx(sum(sums.entropy for sums in alone) / 3, rel=1e-4)
+
+    def alone(*before: int) -> float:
+        batch = Batch([0], [(*PROMPT, *before)], [(7,)], [[0.0]], [[1.0]], [True])
+        return trainer.forward_backward("run", batch).entropy
+
+    entropy = alone() + alone(7, 7) + alone(9, 7)
+    assert metrics["entropy"] == pytest.approx(entropy / 3, rel=1e-4)
 
 
 def test_importance_is_capped_by_hand(tiny: Weights) -> None:
@@ -87,7 +90,7 @@ def test_importance_is_capped_by_hand(tiny: Weights) -> None:
 def test_fresh_samples_weigh_one_and_are_trained_as_in_step(tiny: Weights) -> None:
     batch = masked(rollout(tiny, None, 1.0))
     synchronous, asynchronous = opened(tiny, config()), opened(tiny, config(mode={"type": "async"}))
-    fresh = Batch(**vars(batch) | {"engine_logprobs": synchronous.logprobs("run", batch)})
+    fresh = replace(batch, engine_logprobs=synchronous.logprobs("run", batch))
     assert train(synchronous, fresh).capped is None
     assert train(asynchronous, fresh).capped == 0
     tokens = denominator(batch, 9).tokens
@@ -109,7 +112,7 @@ def test_what_is_not_sampled_has_no_numbers_of_its_own(tiny: Weights) -> None:
         for row, marks in zip(batch.engine_logprobs, batch.sampled, strict=True)
     ]
     one, two = opened(tiny, config()), opened(tiny, config())
-    assert train(one, batch) == train(two, Batch(**vars(batch) | {"engine_logprobs": nonsense}))
+    assert train(one, batch) == train(two, replace(batch, engine_logprobs=nonsense))
     ours, theirs = gradients(one), gradients(two)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 

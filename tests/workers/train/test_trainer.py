@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.workers.train.runs import MAX_TOKENS, config, gradients, opened, rollout, step, train
+from tests.workers.train.runs import MAX_TOKENS, advantaged, config, gradients, opened, rollout, step, train
 from workers.engines.engine import TorchEngine
 from workers.engines.errors import NotFinite
 from workers.engines.sequences import Request
@@ -53,7 +53,7 @@ def test_full_fine_tuning_leaves_the_base_and_feeds_the_engine(tiny: Weights) ->
     engine.load_weights("run", 1, trainer.adapter("run"))
     engine.submit([Request("run", (0,), (5, 6, 7), 8, (0,))])
     (sequence,) = engine.decode().finished
-    again = Batch([0], [(5, 6, 7)], [tuple(sequence.tokens)], [sequence.logprobs], [1.0], [True])
+    again = Batch([0], [(5, 6, 7)], [tuple(sequence.tokens)], [sequence.logprobs], [[1.0] * 8], [True])
     assert trainer.logprobs("run", again)[0] == pytest.approx(sequence.logprobs, abs=1e-4)
     assert trainer.logprobs("run", again, reference=True)[0] != pytest.approx(sequence.logprobs, abs=1e-2)
 
@@ -62,7 +62,7 @@ def test_not_finite_is_an_error_of_its_own(tiny: Weights) -> None:
     trainer = opened(tiny, config())
     batch = rollout(tiny, None, 1.0)
     before = {name: tensor.detach().clone() for name, tensor in trainer.parameters("run").items()}
-    bad = Batch(**vars(batch) | {"advantages": [float("inf")] * 12})
+    bad = advantaged(batch, [float("inf")] * 12)
     with pytest.raises(NotFinite, match="run run: the loss is"):
         train(trainer, bad)
     train(trainer, batch)
