@@ -19,7 +19,7 @@ from backend.jobs.states import AttemptStatus, JobStatus, Reason
 from backend.tenants.access import Actor
 from backend.tenants.models import ApiKey, Membership, Organization, Role, User
 from backend.tenants.services import api_key_issue
-from workers.spec import JobSpec
+from workers.spec import JobSpec, RLConfig
 
 PASSWORD = "correct horse battery staple"
 _numbers = count(1)
@@ -148,7 +148,9 @@ def dataset(folder: Path, name: str | None = None, **fields: Any) -> Dataset:
 
 def spec(model: str, training_file: str, **rl: Any) -> JobSpec:
     content = {"model": model, "training_file": training_file, "grader": GRADER, "rl": rl}
-    return JobSpec.model_validate(content).resolved()
+    if not RLConfig.model_validate(rl).method.rolls_out:
+        content["grader"] = None
+    return JobSpec.model_validate(content)
 
 
 def job(

@@ -46,8 +46,8 @@ class Sample:
     """One completion of a group, graded.
 
     ``reward`` is what was given for it, ``shaped`` what it is trained by; both are None where there is an
-    ``error``. ``turn_rewards`` are the part of the reward that was given for single turns, by the place of the
-    turn's last token. ``turns`` counts the model's turns, ``calls`` what it asked of tools.
+    ``error``. ``turn_rewards`` are the part of the reward that was given for single turns, by the place of
+    the turn's last token. ``turns`` counts the model's turns, ``calls`` what it asked of tools.
     """
 
     prompt: Prompt

@@ -128,8 +128,8 @@ def staleness(shape: Shape) -> int:
 def build(shape: Shape, outlook: Outlook, first_step: int, steps: int) -> Graph:
     """The graph of ``steps`` steps, in O(nodes). Raises ``ValueError`` for parts that no worker could run.
 
-    A pipeline without train parts changes no weights, so its rollouts wait for nothing but their own chain; one
-    without rollouts trains step after step.
+    A pipeline without train parts changes no weights, so its rollouts wait for nothing but their own chain.
+    One without rollouts trains step after step.
     """
     _require_workers(shape, outlook)
     laid = [_lay(shape, outlook, step) for step in range(first_step, first_step + steps)]

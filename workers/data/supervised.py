@@ -1,9 +1,9 @@
 """What a model learns from the data's own completions: rows to tokens, and which of them are trained.
 
-A conversation is written as rollouts of several turns are: an assistant's turn is its text and the token that
-ends it, both trained; what the chat template writes from there to the next turn is read and not trained. Where
-a template writes an earlier turn in another way once others follow, only the last turn is trained, behind all
-that the template makes of the others.
+A conversation is written as rollouts of several turns are: an assistant's turn is its text and the token
+that ends it, both trained; what the chat template writes from there to the next turn is read and not trained.
+Where a template writes an earlier turn in another way once others follow, only the last turn is trained,
+behind all that the template makes of the others.
 """
 
 from __future__ import annotations

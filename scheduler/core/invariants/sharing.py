@@ -136,8 +136,8 @@ def _overtaken(before: Snapshot, after: Snapshot, plan: Plan, policy: Policy) ->
     """Nobody started on a device in a way that keeps the first in line out of it.
 
     The first in line for a device is the first task that must start whole, or waits on purpose, and got no
-    start. One that lacks a device, or memory, or must move first, waits for what no free device would cure: it keeps nobody out.
-    Nor does one that just made room.
+    start. One that lacks a device, or memory, or must move first, waits for what no free device would
+    cure: it keeps nobody out. Nor does one that just made room.
     """
     board, rest = _served(before, plan, policy)
     world = board.snapshot()

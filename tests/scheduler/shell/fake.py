@@ -123,7 +123,11 @@ class FakePipeline:
 
     async def _step(self, step: int) -> None:
         workers = range(self.launch.spec.rl.devices)
-        each = self.launch.spec.rl.prompts_per_step * self.launch.spec.rl.group_size // len(workers)
+        rl = self.launch.spec.rl
+        each = rl.prompts_per_step * rl.samples_per_group // len(workers)
+        if not rl.method.rolls_out:
+            await self._train_parts(step, each, None)
+            return
         thin = asyncio.Event()
         rollouts = [asyncio.create_task(self._roll_out(step, worker, each, thin)) for worker in workers]
         early = asyncio.create_task(self._early(step, each, thin)) if self.launch.streams else None
@@ -140,8 +144,11 @@ class FakePipeline:
             )
             self._count(grade)
             self._desk.finish(grade)
-        counts = dict.fromkeys(workers, each)
-        for part, kind in enumerate(chain):
+        await self._train_parts(step, each, gang)
+
+    async def _train_parts(self, step: int, each: int, gang: Gang | None) -> None:
+        counts = dict.fromkeys(range(self.launch.spec.rl.devices), each)
+        for part, kind in enumerate(train_chain(self.launch.spec, self.launch.streams)):
             if kind is SubStageKind.GRADE or (self.launch.streams and part == 0):
                 continue
             if gang is None:
