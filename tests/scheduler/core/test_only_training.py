@@ -52,7 +52,10 @@ def student(id: int, home: str, **fields) -> Pipeline:
     return pipeline(id, home, outlook=STEP, shape=Shape((), workers, Mode.SYNC), **fields)
 
 
-def world(*pipelines: Pipeline, nodes=(), devices=(device("d1", 40),)) -> Snapshot:
+ONE = (device("d1", 40),)
+
+
+def world(*pipelines: Pipeline, nodes=(), devices=ONE) -> Snapshot:
     tenants = (Tenant(1), Tenant(2))
     return Snapshot(
         now=0.0, devices=devices, tenants=tenants, pipelines=pipelines, nodes=nodes, tables=TABLES

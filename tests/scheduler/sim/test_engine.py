@@ -24,6 +24,7 @@ from tests.scheduler.sim.tiny import (
     TRAIN,
     TRAINED,
     Fixed,
+    OnlyTraining,
     Tiny,
     halved,
     job,
@@ -63,6 +64,16 @@ def test_one_job_alone_takes_the_sum_of_its_parts(policy: Policy) -> None:
         (Kind.UPDATE, 12.5, 16.5),
         (Kind.SYNC, 16.5, 17),
     ]
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_a_job_that_only_trains_takes_the_sum_of_its_parts_and_runs_beside_others(policy: Policy) -> None:
+    alone = simulate(scenario(job("sft", 3)), policy, 0, check=True, nature=OnlyTraining())
+    assert alone.jobs[0].step_seconds == pytest.approx((TRAIN,) * 3)
+    beside = simulate(
+        scenario(job("sft", 3), job("a", 2, tenant=2)), policy, 0, check=True, nature=OnlyTraining()
+    )
+    assert None not in finished(beside).values()
 
 
 def test_a_part_that_does_not_occur_is_not_offered_and_is_expected_less() -> None:

@@ -22,6 +22,7 @@ from scheduler.core.state import (
     Policy,
     QueuedJob,
     Segment,
+    Shape,
     Start,
 )
 from scheduler.sim.devices import H100
@@ -110,6 +111,21 @@ class Tiny:
         rollout = tuple((turn(self.lengths[worker]),) for worker in range(job.workers))
         tokens = sum(sum(self.lengths[worker]) for worker in range(job.workers))
         return StepTruth(rollout, self.trained, tokens)
+
+
+class OnlyTraining(Tiny):
+    """Jobs whose ids begin with "sft" roll out nothing."""
+
+    def queued(self, job: SimJob) -> QueuedJob:
+        queued = super().queued(job)
+        if not job.id.startswith("sft"):
+            return queued
+        workers = tuple(range(job.workers))
+        return replace(queued, shape=Shape((), workers), outlook=Outlook(train=self.expected.train))
+
+    def draw(self, job: SimJob, step: int, seed: int) -> StepTruth:
+        truth = super().draw(job, step, seed)
+        return replace(truth, rollout=()) if job.id.startswith("sft") else truth
 
 
 def job(id: str, steps: int = 1, **fields: object) -> SimJob:

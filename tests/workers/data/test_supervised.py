@@ -13,7 +13,8 @@ from workers.models.chat import ChatTokenizer
 
 #: As ChatML: turns end with the end token, which is written.
 ENDS = (
-    "{% for message in messages %}{{ '<' + message['role'] + '>' + message['content'] + '<eos>\n' }}{% endfor %}"
+    "{% for message in messages %}"
+    "{{ '<' + message['role'] + '>' + message['content'] + '<eos>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
 )
 #: Only the last turn keeps its text, as templates do that drop what was thought.
