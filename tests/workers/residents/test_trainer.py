@@ -12,12 +12,13 @@ import torch
 
 from tests.workers.residents.devices import cpu
 from workers.engines.errors import NotFinite
-from workers.residents.errors import RunClosed
+from workers.residents.errors import ModelLoad, RunClosed
 from workers.residents.trainer import TrainerResident
 from workers.rl.averages import Denominator
 from workers.rl.batching import Batch, denominator
 from workers.rl.sums import Sums
 from workers.spec import RLConfig
+from workers.train.value_head import WEIGHT
 
 WAIT_S = 30
 OVER = Denominator(10, 4, 8)
@@ -210,6 +211,34 @@ def test_a_run_that_returns_finds_its_state_where_it_was_written(trainer, make, 
     assert trainer.adapter("a")[1] == scaling
 
 
+def test_a_run_starts_from_a_checkpoint_and_goes_on_from_its_own_state(make, tmp_path):
+    made, penalized = make("a"), RLConfig.model_validate({"loss": {"kl_beta": 0.1}})
+    made.forward_backward("a", MICROS, 1.0)
+    made.optim_step("a", 1e-2, denominator(MICROS[0], 8), share=1.0)
+    start, size, _ = made.save("a", str(tmp_path / "job"), 1, {}, "tiny", 2)
+    assert size > 0
+    made.open("b", penalized, 5, None, start)
+    assert same(made.adapter("b")[0], made.adapter("a")[0])
+    own = made.logprobs("b", MICROS[0], 4, False, share=1.0).value
+    assert made.logprobs("b", MICROS[0], 4, True, share=1.0).value == own
+    made.forward_backward("b", [MICROS[0].with_logprobs(reference=own)], 1.0)
+    made.optim_step("b", 1e-2, denominator(MICROS[0], 8), share=1.0)
+    made.export_state("b", str(tmp_path / "state"), "tiny")
+    made.open("c", penalized, 5, str(tmp_path / "state"), start)
+    assert same(made.adapter("c")[0], made.adapter("b")[0])
+    assert made.logprobs("c", MICROS[0], 4, True, share=1.0).value == own
+    assert made.logprobs("c", MICROS[0], 4, False, share=1.0).value != own
+
+
+def test_a_start_that_cannot_be_used_names_no_path_and_leaves_nothing(trainer, tmp_path):
+    (tmp_path / "step-3").mkdir()
+    with pytest.raises(ModelLoad, match=r"^the checkpoint step-3 to start from cannot be used$"):
+        trainer.open("b", RLConfig(), 0, None, str(tmp_path / "step-3"))
+    with pytest.raises(RunClosed):
+        trainer.optim_step("b", 0.1, OVER, share=1.0)
+    trainer.open("b", RLConfig(), 0, None)
+
+
 def test_gradients_of_workers_add_up(make):
     one, other, whole = make("a"), make("a"), make("a")
     one.forward_backward("a", MICROS[:1], 1.0)
@@ -220,7 +249,7 @@ def test_gradients_of_workers_add_up(make):
         torch.testing.assert_close(one.gradients("a")[name], gradient)
 
 
-def test_log_probs_come_back_in_the_order_of_the_batch(trainer):
+def test_log_probs_and_values_come_back_in_the_order_of_the_batch(trainer):
     """Whatever the split, which goes by group and length."""
     completions = [(5,), (6, 7, 8), (9, 10), (11, 12, 13, 14)]
     mixed = Batch(
@@ -237,3 +266,12 @@ def test_log_probs_come_back_in_the_order_of_the_batch(trainer):
     split = trainer.logprobs("a", mixed, 1, False, share=1.0).value
     for one, other in zip(whole.value, split, strict=True):
         assert one == pytest.approx(other, abs=1e-4)
+    trainer.open("ppo", RLConfig(algorithm="ppo"), 0, None)
+    with torch.no_grad():
+        trainer._loaded.parameters("ppo")[WEIGHT].fill_(0.1)
+    values = trainer.values("ppo", mixed, 4, share=1.0)
+    assert values.tokens == 6 + 10
+    assert [len(row) for row in values.value] == [1, 3, 2, 4]
+    for one, other in zip(values.value, trainer.values("ppo", mixed, 1, share=1.0).value, strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
+        assert all(one)

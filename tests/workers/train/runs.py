@@ -28,7 +28,11 @@ def config(**changes: Any) -> RLConfig:
 
 
 def rollout(
-    weights: Weights, adapter: dict[str, torch.Tensor] | None, scaling: float, step: int = 0
+    weights: Weights,
+    adapter: dict[str, torch.Tensor] | None,
+    scaling: float,
+    step: int = 0,
+    temperature: float = 1.0,
 ) -> Batch:
     """Three groups of four, of different lengths, with rewards that are none of the test's business."""
     engine = TorchEngine(weights)
@@ -41,6 +45,7 @@ def rollout(
                 tuple(range(5, 9 + 2 * group)),
                 3 + 2 * sample,
                 (0, step, group, sample),
+                temperature=temperature,
             )
             for group in range(3)
             for sample in range(4)

@@ -54,7 +54,9 @@ def test_gradient_equals_a_plain_loop(
     """One sequence at a time through transformers and PEFT, the loss written out; an environment's tokens
     are in between.
     """
-    loss = {"average": average, "kl_beta": 0.3} | ({"importance_cap": 1.02} if mode == "async" else {})
+    loss = {"average": average, "kl_beta": 0.3, "entropy_coef": 0.02} | (
+        {"importance_cap": 1.02} if mode == "async" else {}
+    )
     trainer = opened(tiny, config(loss=loss, mode={"type": mode}))
     batch = masked(rollout(tiny, trainer.adapter("run"), trainer.scaling("run")))
     old = [
@@ -84,7 +86,8 @@ def test_gradient_equals_a_plain_loop(
             capped += int((staleness > 1.02).sum())
             policy = policy * staleness.clamp(max=1.02)
         difference = torch.tensor(batch.reference_logprobs[index])[marks] - logprobs
-        losses = -policy + 0.3 * (difference.exp() - difference - 1)
+        entropy = -(table.exp() * table).sum(-1)[marks]
+        losses = -policy + 0.3 * (difference.exp() - difference - 1) - 0.02 * entropy
         total = total + (losses.mean() if average == "sequence" else losses.sum())
     tokens = sum(sum(batch.sampled[index]) for index in kept)
     parts = {"token": tokens, "sequence": 10, "constant": 10 * MAX_TOKENS}[average]
