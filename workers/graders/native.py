@@ -1,10 +1,15 @@
-"""Graders of our own, on rendered texts: string check, text similarity, mathematics."""
+"""Graders that compute on two rendered texts, right here: string check and text similarity."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from typing import Literal
 
-from rapidfuzz import fuzz
+from workers.graders.grades import GradeError, GradeInput, GradeResult
+from workers.graders.similarity import METRICS
+from workers.graders.templates import Filler
+from workers.spec import StringCheckGrader, TextSimilarityGrader
 
 
 def string_check(text: str, reference: str, operation: Literal["eq", "ne", "like", "ilike"]) -> float:
@@ -18,29 +23,21 @@ def string_check(text: str, reference: str, operation: Literal["eq", "ne", "like
     return float(reference.casefold() in text.casefold())
 
 
-def fuzzy_match(text: str, reference: str) -> float:
-    """1 - (insertions + deletions) / (both lengths), in [0, 1]: rapidfuzz's ``ratio``, scaled."""
-    return fuzz.ratio(text, reference) / 100
+def grade_native(
+    grader: StringCheckGrader | TextSimilarityGrader, samples: Sequence[GradeInput]
+) -> list[GradeResult]:
+    return [grade_one(grader, sample) for sample in samples]
 
 
-# math-verify calls sympy, which an adversarial answer can keep busy for ever, and its own time limit is a
-# signal that works in a main thread only. So it runs where Python graders run, under the pool's wall clock.
-# A reference is an answer and nothing else: without marks of its own it is read as one piece of LaTeX.
-MATH_SOURCE = r"""
-import logging
-from math_verify import parse, verify
-
-logging.disable(logging.CRITICAL)  # it warns at each call that its own limit is off
-
-
-def grade(sample, item):
-    reference = item["reference"]
-    marked = any(mark in reference for mark in ("$", "\\boxed", "\\(", "\\["))
-    expected = parse(reference if marked else f"${reference}$", parsing_timeout=None)
-    if not expected:
-        raise ValueError(f"the reference {reference[:100]!r} holds no mathematical answer")
-    answer = parse(sample["output_text"], parsing_timeout=None)
-    return verify(expected, answer, timeout_seconds=None)
-"""
-MATH_TIMEOUT_S = 5.0
-MATH_LOAD_TIMEOUT_S = 60.0
+def grade_one(grader: StringCheckGrader | TextSimilarityGrader, sample: GradeInput) -> GradeResult:
+    start = time.monotonic()
+    filler = Filler(sample)
+    try:
+        text, reference = filler.fill(grader.input), filler.fill(grader.reference)
+    except GradeError as error:
+        return GradeResult(None, str(error), error.type, time.monotonic() - start)
+    if isinstance(grader, StringCheckGrader):
+        score = string_check(text, reference, grader.operation)
+    else:
+        score = METRICS[grader.evaluation_metric](text, reference)
+    return GradeResult(score, seconds=time.monotonic() - start)

@@ -1,69 +1,41 @@
-"""Grade a batch of completions.
-
-A grade that fails is an error with its own type, never a score of 0: the caller decides what a missing reward
-means. Scores are floats of at most MAX_SCORE either way; a Python grader's True and False count as 1 and 0.
-"""
+"""Grade a batch of completions by any grader."""
 
 from __future__ import annotations
 
-import json
-import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, assert_never
+from typing import assert_never
 
-from workers.graders import native
-from workers.graders.templates import TemplateError, check_template, render
-from workers.sandbox.pool import SandboxPool, check_source
-from workers.sandbox.process import CallResult
-from workers.spec import Grader, MathGrader, PythonGrader, StringCheckGrader, TextSimilarityGrader
+from workers.graders.check import check_grader, check_templates
+from workers.graders.formula import FormulaError, evaluate
+from workers.graders.grades import (
+    ErrorType,
+    GradeError,
+    GradeInput,
+    GradeResult,
+    checked_score,
+)
+from workers.graders.native import grade_native
+from workers.graders.remote import grade_remote
+from workers.graders.sandboxed import grade_json_schema, grade_math, grade_python
+from workers.sandbox.pool import SandboxPool
+from workers.spec import (
+    EndpointGrader,
+    Grader,
+    JsonSchemaGrader,
+    MathGrader,
+    MultiGrader,
+    PythonGrader,
+    ScoreModelGrader,
+    StringCheckGrader,
+    TextSimilarityGrader,
+    plain_graders,
+)
 
-#: Group statistics square the scores: beyond this they lose their precision, and in the end overflow.
-MAX_SCORE = 1e6
+__all__ = ["ErrorType", "GradeInput", "GradeResult", "check_grader", "check_templates", "grade_batch"]
 
-
-class ErrorType(StrEnum):
-    """Why a grade has no score; from ``source`` on they are the sandbox's ``FailureKind``."""
-
-    TEMPLATE = "template"
-    SOURCE = "source"
-    EXCEPTION = "exception"
-    TIMEOUT = "timeout"
-    MEMORY = "memory"
-    CRASHED = "crashed"
-    BAD_SCORE = "bad_score"
-    SANDBOX = "sandbox"
-
-
-@dataclass(frozen=True)
-class GradeInput:
-    """A dataset row and one completion for it."""
-
-    item: dict[str, Any]
-    output_text: str
-
-
-@dataclass(frozen=True)
-class GradeResult:
-    """A score, or an error; ``output`` is what a Python grader printed, up to a cap."""
-
-    score: float | None
-    error: str | None = None
-    error_type: ErrorType | None = None
-    seconds: float = 0.0
-    output: str = ""
-
-
-def check_grader(grader: Grader) -> None:
-    """Refuse a grader that could grade no row. Raises ValueError that says why, naming the source's line."""
-    if isinstance(grader, PythonGrader):
-        check_source(grader.source)
-    else:
-        check_template(grader.input)
-        check_template(grader.reference)
+SANDBOXED = PythonGrader | MathGrader | JsonSchemaGrader
 
 
 def grade_batch(
@@ -72,84 +44,84 @@ def grade_batch(
     *,
     pool: SandboxPool | None = None,
     owner: str | None = None,
+    secrets: Mapping[str, str] | None = None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> list[GradeResult]:
-    """One result for each sample, in order.
+    """One result for each sample, in order. Blocks; not to be called inside an event loop.
 
-    ``python`` and ``math`` graders run in ``pool``; without one, in a pool of one process that ends with the
+    Graders that need the sandbox run in ``pool``; without one, in a pool of one process that ends with the
     call. ``owner`` names the run whose processes may stay warm between batches, see ``SandboxPool.grade``.
+    ``secrets`` are values by the names that the grader uses. ``stopped`` ends requests to other servers.
     """
-    if isinstance(grader, StringCheckGrader | TextSimilarityGrader):
-        return [grade_native(grader, sample) for sample in samples]
-    with nullcontext(pool) if pool is not None else SandboxPool(1) as ready:
-        if isinstance(grader, MathGrader):
-            return grade_math(grader, samples, ready, owner)
-        return grade_python(grader, samples, ready, owner)
+    own = pool is None and any(isinstance(plain, SANDBOXED) for plain in plain_graders(grader))
+    with SandboxPool(1) if own else nullcontext(pool) as ready:
+        return grade(grader, samples, ready, owner, secrets or {}, stopped)
 
 
-def grade_native(grader: StringCheckGrader | TextSimilarityGrader, sample: GradeInput) -> GradeResult:
-    start = time.monotonic()
-    try:
-        text = render(grader.input, sample.item, sample.output_text)
-        reference = render(grader.reference, sample.item, sample.output_text)
-    except TemplateError as error:
-        return GradeResult(None, str(error), ErrorType.TEMPLATE, time.monotonic() - start)
-    if isinstance(grader, StringCheckGrader):
-        score = native.string_check(text, reference, grader.operation)
-    elif isinstance(grader, TextSimilarityGrader):
-        score = native.fuzzy_match(text, reference)
+def grade(
+    grader: Grader,
+    samples: Sequence[GradeInput],
+    pool: SandboxPool | None,
+    owner: str | None,
+    secrets: Mapping[str, str],
+    stopped: Callable[[], bool],
+) -> list[GradeResult]:
+    match grader:
+        case StringCheckGrader() | TextSimilarityGrader():
+            return grade_native(grader, samples)
+        case MultiGrader():
+            return grade_multi(grader, samples, pool, owner, secrets, stopped)
+        case ScoreModelGrader() | EndpointGrader():
+            return grade_remote(grader, samples, secrets, stopped)
+    assert pool is not None
+    match grader:
+        case MathGrader():
+            return grade_math(grader, samples, pool, owner)
+        case JsonSchemaGrader():
+            return grade_json_schema(grader, samples, pool, owner)
+        case PythonGrader():
+            return grade_python(grader, samples, pool, owner)
+    assert_never(grader)
+
+
+def grade_multi(
+    grader: MultiGrader,
+    samples: Sequence[GradeInput],
+    pool: SandboxPool | None,
+    owner: str | None,
+    secrets: Mapping[str, str],
+    stopped: Callable[[], bool],
+) -> list[GradeResult]:
+    """Its graders run side by side, each over the whole batch; then the formula, sample by sample."""
+
+    def one(part: Grader) -> list[GradeResult]:
+        return grade(part, samples, pool, owner, secrets, stopped)
+
+    with ThreadPoolExecutor(len(grader.graders), thread_name_prefix="multi") as threads:
+        columns = list(threads.map(one, grader.graders.values()))
+    rows = zip(*columns, strict=True)
+    return [combine(grader.calculate_output, dict(zip(grader.graders, row, strict=True))) for row in rows]
+
+
+def combine(formula: str, results: Mapping[str, GradeResult]) -> GradeResult:
+    """The formula's value; where a part has no score, that part's error."""
+    parts = {name: result.score for name, result in results.items() if result.score is not None}
+    score, error, kind = None, None, None
+    for name, result in results.items():
+        if result.score is None:
+            error, kind = f"{name}: {result.error}", result.error_type
+            break
     else:
-        assert_never(grader)
-    return GradeResult(score, seconds=time.monotonic() - start)
-
-
-def grade_python(
-    grader: PythonGrader, samples: Sequence[GradeInput], pool: SandboxPool, owner: str | None
-) -> list[GradeResult]:
-    calls = [(as_sample(sample.output_text), sample.item) for sample in samples]
-    return [as_result(result) for result in pool.grade(grader.source, calls, grader.timeout_s, owner=owner)]
-
-
-def grade_math(
-    grader: MathGrader, samples: Sequence[GradeInput], pool: SandboxPool, owner: str | None
-) -> list[GradeResult]:
-    results: list[GradeResult | None] = []
-    calls = []
-    for sample in samples:
         try:
-            text = render(grader.input, sample.item, sample.output_text)
-            reference = render(grader.reference, sample.item, sample.output_text)
-        except TemplateError as error:
-            results.append(GradeResult(None, str(error), ErrorType.TEMPLATE))
-        else:
-            results.append(None)
-            calls.append(({"output_text": text}, {"reference": reference}))
-    graded = iter(
-        pool.grade(
-            native.MATH_SOURCE,
-            calls,
-            native.MATH_TIMEOUT_S,
-            owner=owner,
-            shared="math",
-            load_timeout_s=native.MATH_LOAD_TIMEOUT_S,
-            paths=tuple(path for path in sys.path if path),
-        )
-    )
-    return [result or as_result(next(graded)) for result in results]
-
-
-def as_sample(output_text: str) -> dict[str, Any]:
-    """What a Python grader gets as ``sample``; ``output_json`` is there when the text is JSON."""
-    try:
-        return {"output_text": output_text, "output_json": json.loads(output_text)}
-    except (ValueError, RecursionError):
-        return {"output_text": output_text}
-
-
-def as_result(result: CallResult) -> GradeResult:
-    if result.score is not None and abs(result.score) > MAX_SCORE:
-        error = (
-            f"grade returned {result.score:g}: a score lies between {-MAX_SCORE:,.0f} and {MAX_SCORE:,.0f}"
-        )
-        return GradeResult(None, error, ErrorType.BAD_SCORE, result.seconds, result.output)
-    kind = ErrorType(result.kind) if result.kind is not None else None
-    return GradeResult(result.score, result.error, kind, result.seconds, result.output)
+            score = checked_score(evaluate(formula, parts), "the formula gives")
+        except FormulaError as problem:
+            error, kind = str(problem), ErrorType.FORMULA
+        except GradeError as problem:
+            error, kind = str(problem), problem.type
+    tokens: dict[str, int] = {}
+    for result in results.values():
+        for model, used in result.tokens.items():
+            tokens[model] = tokens.get(model, 0) + used
+    seconds = max(result.seconds for result in results.values())
+    output = "\n".join(f"{name}: {result.output}" for name, result in results.items() if result.output)
+    return GradeResult(score, error, kind, seconds, output, parts, tokens)

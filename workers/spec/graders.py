@@ -5,13 +5,14 @@ A grader gives a score or an error that says why there is none; an error is neve
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from workers.spec.base import TEMPLATE, Strict
+from workers.spec.base import SEED_MAX, TEMPLATE, Strict
 
 OUTPUT_TEXT = "{{sample.output_text}}"
 #: The name of a secret of the organization; the value never stands in a spec.
@@ -32,8 +33,8 @@ class StringCheckGrader(Strict):
 class TextSimilarityGrader(Strict):
     """Similarity of ``input`` to ``reference`` in [0, 1].
 
-    fuzzy_match: normalized edit similarity; bleu, gleu, meteor: of their words; rouge_N: F1 of their N-grams,
-    rouge_l of their longest common subsequence.
+    fuzzy_match: normalized edit similarity; bleu, gleu, meteor: of their words (meteor without synonyms);
+    rouge_N: F1 of their N-grams, rouge_l of their longest common subsequence.
     """
 
     type: Literal["text_similarity"]
@@ -82,8 +83,36 @@ class PythonGrader(Strict):
 
 
 class ModelMessage(Strict):
+    """A message to the model. OpenAI's parts of text, ``{"type": "input_text", "text": ...}``, are taken for
+    the text that they make up, a line for each.
+    """
+
     role: Literal["system", "developer", "user", "assistant"]
     content: str = Field(min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_type(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("type") == "message":
+            return {key: each for key, each in value.items() if key != "type"}
+        return value
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _text_of_parts(cls, value: Any) -> Any:
+        parts = value if isinstance(value, list) else [value]
+        texts = [_text_of_part(part) for part in parts]
+        return value if None in texts else "\n".join(str(text) for text in texts)
+
+
+def _text_of_part(part: Any) -> str | None:
+    if isinstance(part, dict) and part.get("type") in ("input_text", "output_text"):
+        part = part.get("text")
+    return part if isinstance(part, str) else None
+
+
+#: Names of OpenAI's ``sampling_params`` that are others here.
+SAMPLING_PARAMS = {"max_completions_tokens": "max_tokens", "max_completion_tokens": "max_tokens"}
 
 
 class ScoreModelGrader(Strict):
@@ -99,9 +128,23 @@ class ScoreModelGrader(Strict):
     input: tuple[ModelMessage, ...] = Field(min_length=1, max_length=32, description="with templates")
     secret: SecretName | None = Field(None, description="the secret that holds the API key")
     range: tuple[float, float] = Field((0.0, 1.0), description="lowest and highest score")
-    max_tokens: int = Field(256, ge=1, le=4096)
-    temperature: float = Field(0.0, ge=0, le=2)
+    max_tokens: int | None = Field(256, ge=1, le=32_768, description="null: as the server has it")
+    temperature: float | None = Field(0.0, ge=0, le=2, description="null: as the server has it")
+    top_p: float | None = Field(None, gt=0, le=1, description="left out: as the server has it")
+    seed: int | None = Field(None, ge=0, le=SEED_MAX, description="for servers that know seeds")
     timeout_s: float = Field(30.0, gt=0, le=300, description="wall-clock limit of one grade, in seconds")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _openai_sampling_params(cls, value: Any) -> Any:
+        """OpenAI's ``sampling_params`` are fields of the grader here."""
+        if not isinstance(value, dict) or not isinstance(value.get("sampling_params"), dict):
+            return value
+        given = {SAMPLING_PARAMS.get(name, name): each for name, each in value["sampling_params"].items()}
+        rest = {name: each for name, each in value.items() if name != "sampling_params"}
+        if twice := given.keys() & rest.keys():
+            raise ValueError(f"{min(twice)} is given twice, also in sampling_params")
+        return {**rest, **given}
 
     @model_validator(mode="after")
     def _range_in_order(self) -> ScoreModelGrader:
@@ -111,8 +154,9 @@ class ScoreModelGrader(Strict):
 
 
 class EndpointGrader(Strict):
-    """A tenant's own server: it is sent the samples and the row, signed by Standard Webhooks, and answers
-    with ``{"score": number}``.
+    """A tenant's own server: each sample is posted to it, signed by Standard Webhooks.
+
+    {"sample": {"output_text", "output_json" if it is JSON}, "item": the row} -> {"score": number}
     """
 
     type: Literal["endpoint"]
@@ -138,14 +182,22 @@ GraderName = Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*$", max_length=64)]
 class MultiGrader(Strict):
     """Several graders and a formula over their scores, which are called by their names in ``graders``.
 
-    The formula knows numbers, names, ``+ - * / **``, comparisons, ``and or not``, brackets, and the functions
-    ``min max abs floor ceil exp sqrt log``.
+    The formula knows numbers, names, ``+ - * / **`` (also written ``^``), comparisons, ``and or not``,
+    brackets, and the functions ``min max abs floor ceil exp sqrt log``.
     """
 
     type: Literal["multi"]
     name: str = Field("multi", min_length=1, max_length=64)
     graders: dict[GraderName, PlainGrader] = Field(min_length=1, max_length=16)
     calculate_output: str = Field(min_length=1, max_length=2000)
+
+    @field_validator("graders")
+    @classmethod
+    def _names_are_no_keywords(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in value:
+            if keyword.iskeyword(name):
+                raise ValueError(f"{name!r} is a word that formulas know already")
+        return value
 
 
 Grader = Annotated[

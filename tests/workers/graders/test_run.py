@@ -72,7 +72,7 @@ def test_math(pool, text, reference, expected):
 
 
 def test_math_has_a_time_limit_outside_the_main_thread(pool, monkeypatch):
-    monkeypatch.setattr("workers.graders.native.MATH_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("workers.graders.sandboxed.OWN_TIMEOUT_S", 1.0)
     grader = MathGrader(type="math", reference="1")
     texts = ["$9^{9^{9^{9^9}}}$", "1"]
     results = []
