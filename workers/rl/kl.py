@@ -5,8 +5,9 @@
     k2 = x^2 / 2        biased by little where the two are near, never negative
     k3 = exp(-x) - 1 + x  unbiased, never negative
 
-As a *loss*, the expected gradient of k2 is the divergence's own; that of k1 is zero: ``penalty`` has k1's
-value and k2's gradient.
+As a *loss*, the expected gradient of k2 is the divergence's own; that of k3 is the gradient of
+KL(reference || policy), which pulls the same way; that of k1 is zero, so that ``penalty`` gives k1's value
+k2's gradient.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def test_updates_hold_whole_groups() -> None:
     whole = batch([2, 0, 1, 0, 2, 1], [1, 2, 3, 4, 5, 6])
     parts = split_updates(whole, 2)
     assert [part.groups for part in parts] == [[0, 0], [2, 1, 2, 1]]
-    assert [part.advantages for part in parts] == [[1.0, 3.0], [0.0, 2.0, 4.0, 5.0]]
+    assert [[row[0] for row in part.advantages] for part in parts] == [[1.0, 3.0], [0.0, 2.0, 4.0, 5.0]]
     with pytest.raises(ValueError, match="3 groups cannot be split into 4"):
         split_updates(whole, 4)
 
