@@ -42,7 +42,9 @@ def file_id() -> str:
 
 
 class File(models.Model):
-    """An uploaded training file, checked row by row before it is accepted."""
+    """An uploaded file: rows to train on, or a corpus that tools search; checked row by row before it is
+    accepted.
+    """
 
     public_id = models.CharField(max_length=40, unique=True, default=file_id, editable=False)
     organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="files")
@@ -54,6 +56,7 @@ class File(models.Model):
     sha256 = models.CharField(max_length=64)
     rows = models.PositiveIntegerField()
     fields = models.JSONField(default=dict, help_text="field name -> rows that have it")
+    kinds = models.JSONField(default=dict, help_text="prompt, completion, preference -> rows that are one")
     created_at = models.DateTimeField(auto_now_add=True)
     deleted_at = models.DateTimeField(null=True, blank=True)
 
@@ -62,7 +65,7 @@ class File(models.Model):
 
 
 class Dataset(models.Model):
-    """A built-in dataset with its grader and the settings that suit it."""
+    """A built-in dataset with its grader, its environment, and the settings that suit it."""
 
     name = models.CharField(max_length=100, unique=True)
     title = models.CharField(max_length=200)
@@ -70,8 +73,19 @@ class Dataset(models.Model):
     path = models.CharField(max_length=1000)
     rows = models.PositiveIntegerField()
     fields = models.JSONField(default=dict)
-    grader = models.JSONField()
+    kinds = models.JSONField(default=dict)
+    grader = models.JSONField(null=True, help_text="empty: the environment gives rewards")
+    environment = models.JSONField(null=True)
     recommended = models.JSONField(default=dict, help_text="overrides of the run's defaults")
+
+
+class Corpus(models.Model):
+    """Built-in passages for tools to search: JSONL of ``{"title", "text"}``."""
+
+    name = models.CharField(max_length=100, unique=True)
+    title = models.CharField(max_length=200)
+    path = models.CharField(max_length=1000)
+    passages = models.PositiveIntegerField()
 
 
 def checkpoint_id() -> str:

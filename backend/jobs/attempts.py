@@ -54,6 +54,7 @@ FAILURE_REASON: dict[FailureKind, Reason] = {
     FailureKind.NOT_FINITE: Reason.NOT_FINITE,
     FailureKind.MODEL_LOAD: Reason.MODEL_LOAD,
     FailureKind.TIME_LIMIT: Reason.TIME_LIMIT,
+    FailureKind.NOTHING_LEARNED: Reason.NOTHING_LEARNED,
     FailureKind.INTERNAL: Reason.INTERNAL,
 }
 

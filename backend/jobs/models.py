@@ -35,6 +35,16 @@ class Job(models.Model):
     base_model = models.ForeignKey(BaseModel, on_delete=models.PROTECT, related_name="jobs")
     training_file = models.ForeignKey(File, on_delete=models.PROTECT, null=True, related_name="jobs")
     dataset = models.ForeignKey(Dataset, on_delete=models.PROTECT, null=True, related_name="jobs")
+    start = models.ForeignKey(
+        Checkpoint,
+        on_delete=models.PROTECT,
+        null=True,
+        related_name="started",
+        help_text="whose weights the job begins with, and compares with; empty: the model's",
+    )
+    searches = models.ManyToManyField(
+        File, related_name="searched_by", help_text="uploaded corpora that the job's tools read"
+    )
     spec = models.JSONField(help_text="the resolved job spec: enough to run the job again")
     metadata = models.JSONField(default=dict)
     priority = models.SmallIntegerField(default=0)
@@ -184,6 +194,7 @@ class Sample(models.Model):
     reward = models.FloatField(null=True)
     error = models.TextField(blank=True)
     advantage = models.FloatField()
+    parts = models.JSONField(default=dict, help_text="what the reward is made of, by name")
     finish = models.CharField(max_length=8)
 
     class Meta:

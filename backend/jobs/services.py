@@ -33,7 +33,7 @@ from backend.tenants.models import Organization
 from workers.graders.run import check_grader
 from workers.models.config import read_config
 from workers.models.limits import longest_sequence
-from workers.spec import JobSpec, template_fields
+from workers.spec import GuessingGame, JobSpec, template_fields
 
 log = logging.getLogger(__name__)
 
@@ -199,6 +199,8 @@ def _data(actor: Actor, name: str) -> tuple[File | None, Dataset | None]:
 
 
 def _check_grader(spec: JobSpec, source: File | Dataset) -> None:
+    if spec.grader is None:
+        return
     try:
         check_grader(spec.grader)
     except ValueError as error:
@@ -213,7 +215,7 @@ def _check_grader(spec: JobSpec, source: File | Dataset) -> None:
 
 
 def _check_environment(spec: JobSpec, source: File | Dataset) -> None:
-    if spec.environment is not None and spec.environment.number_field not in source.fields:
+    if isinstance(spec.environment, GuessingGame) and spec.environment.number_field not in source.fields:
         raise InvalidRequest(
             f"The game needs a number in item.{spec.environment.number_field}, but no row of "
             f"{spec.training_file} has that field.",

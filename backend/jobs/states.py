@@ -82,6 +82,7 @@ class Reason(StrEnum):
     NOT_FINITE = "not_finite"
     MODEL_LOAD = "model_load"
     TIME_LIMIT = "time_limit"
+    NOTHING_LEARNED = "nothing_learned"
     NEVER_FITS = "never_fits"
     INTERNAL = "internal"
 
@@ -102,6 +103,7 @@ REASON_TEXT: dict[Reason, str] = {
     Reason.NOT_FINITE: "Training diverged: {detail}",
     Reason.MODEL_LOAD: "The model could not be loaded: {detail}",
     Reason.TIME_LIMIT: "A part of the job took too long: {detail}",
+    Reason.NOTHING_LEARNED: "The job was stopped, as it asked, because it learned nothing: {detail}",
     Reason.NEVER_FITS: "The pool can never hold this job: {detail}",
     Reason.INTERNAL: "An error of ours: {detail}",
 }

@@ -55,7 +55,8 @@ def data_check(job: Job) -> int:
     facts = data.stat()
     limit = longest_sequence(job.base_model.context_length) - spec.rl.sampling.max_tokens
     try:
-        _refuse(check_grader_fields(data, spec.grader))
+        if spec.grader is not None:
+            _refuse(check_grader_fields(data, spec.grader))
         if spec.environment is not None:
             _refuse(check_environment_fields(data, spec.environment))
         longest = longest_prompt(

@@ -90,6 +90,28 @@ class Membership(models.Model):
         ]
 
 
+class Secret(models.Model):
+    """A value that graders and environments of the organization need: a password of a tenant's own server.
+
+    ``token`` is the value, encrypted (``tenants.vault``); nothing shows it, and only a launch reads it.
+    """
+
+    organization = models.ForeignKey(Organization, on_delete=models.CASCADE, related_name="secrets")
+    created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    name = models.CharField(max_length=64)
+    token = models.BinaryField()
+    created_at = models.DateTimeField(auto_now_add=True)
+    changed_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["organization", "name"], name="secret_name"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class ApiKey(models.Model):
     """A program's key. Only its SHA-256 is kept; the prefix lets a person tell keys apart."""
 

@@ -28,7 +28,7 @@ from backend.jobs.services import job_create
 from backend.tenants.access import Actor, require_write
 from frontend.web import spec_form
 from frontend.web.doors import for_members, page
-from workers.spec import DEFAULT_LEARNING_RATE, JobSpec
+from workers.spec import JobSpec, default_learning_rate
 
 FILES_OFFERED = 50
 TOKEN = "idempotency_token"
@@ -136,7 +136,7 @@ def _form(
             "plain": spec_form.flat(plain, spec_form.RL),
             "about": {dataset.name: dataset.description for dataset in datasets},
             "graders": {dataset.name: dataset.grader for dataset in datasets},
-            "learning_rates": DEFAULT_LEARNING_RATE,
+            "learning_rates": {kind: default_learning_rate("grpo", kind) for kind in ("lora", "full")},
         },
     }
     return page(request, actor, "web/new_job.html", context, status=status)

@@ -261,7 +261,7 @@ def job_cost_part(request: HttpRequest, actor: Actor, job_id: str) -> HttpRespon
 def _config(spec: dict[str, Any]) -> list[tuple[str, list[tuple[str, Any]]]]:
     """The resolved spec as headed lists of (name, value), in the order of its fields."""
     head = [(name, spec.get(name)) for name in ("model", "training_file", "seed", "suffix")]
-    sections = [("Job", head), ("Grader", list(spec["grader"].items()))]
+    sections = [("Job", head), ("Grader", list((spec["grader"] or {}).items()))]
     rl = spec["rl"]
     sections.append(("Run", [(name, value) for name, value in rl.items() if not isinstance(value, dict)]))
     for name, value in rl.items():

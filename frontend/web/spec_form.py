@@ -231,7 +231,7 @@ def _bounds(info: FieldInfo) -> tuple[float | None, float | None]:
 
 def default_values() -> dict[str, Any]:
     """Every default of ``RLConfig``, those that depend on others filled in."""
-    return RLConfig().resolved().model_dump(mode="json")
+    return RLConfig().model_dump(mode="json")
 
 
 def flat(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def test_help_comes_from_the_schema():
 
 def test_an_untouched_form_is_the_default_configuration():
     rl = spec_form.rl_from_form(form())
-    assert RLConfig.model_validate(rl) == RLConfig().resolved()
+    assert RLConfig.model_validate(rl) == RLConfig()
     assert rl == spec_form.default_values()
 
 

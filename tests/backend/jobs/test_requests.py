@@ -92,9 +92,9 @@ REFUSALS = [
         "method.reinforcement.hyperparameters.eval_samples",
         "no such field",
     ),
-    ("a group of one", body(rl={"group_size": 1}), "rl.group_size", "greater than or equal to 2"),
+    ("a group of one", body(rl={"group_size": 1}), "rl.group_size", "must be at least 2"),
     ("not finite", body(rl={"loss": {"kl_beta": float("nan")}}), "rl.loss.kl_beta", "finite"),
-    ("no such method", {**body(), "method": {"type": "supervised"}}, "method.type", "reinforcement"),
+    ("no such method", {**body(), "method": {"type": "distillation"}}, "method.type", "reinforcement"),
     ("tuning without type", body(rl={"tuning": {"rank": 4}}), "rl.tuning", "the field 'type' is required"),
     ("no such tuning", body(rl={"tuning": {"type": "prefix"}}), "rl.tuning", "'prefix' is not one of"),
     (
@@ -124,7 +124,7 @@ REFUSALS = [
     (
         "more devices than prompts",
         body(rl={"devices": 5, "prompts_per_step": 4}),
-        "rl",
+        "rl.devices",
         "each device needs at least one group",
     ),
     ("a seed too large", body(seed=2**31), "seed", "less than or equal to"),
