@@ -23,6 +23,8 @@ from workers import batches
 from workers.calls import CALL_LIMIT_S, Bell, Stuck, call
 from workers.chain import PREFILL, TOOL, part_floor, rollout_chain, rollout_part
 from workers.envs.conversation import observation_tokens
+from workers.envs.environment import Observation
+from workers.envs.problems import EpisodeFailed, EpisodeFailure
 from workers.fleet import Fleet
 from workers.gathering import Episode
 from workers.grants import Desk, Lease
@@ -96,7 +98,7 @@ class Roller:
         self._step, self._worker = step, worker
         self._arriving = episodes  # to be computed, not on an engine
         self._active: dict[tuple[int, ...], Episode] = {}  # on the engine
-        self._thinking: dict[asyncio.Task[list[int] | None], Episode] = {}  # at their environments
+        self._thinking: dict[asyncio.Task[Observation | EpisodeFailed], Episode] = {}  # at their environments
         self._expected = 0  # merges to here that are under way
         self._target: Roller | None = None
         self._saturation = 0
@@ -206,40 +208,57 @@ class Roller:
     # ------------------------------------------------------------ environments
 
     def _end_turn(self, episode: Episode) -> None:
-        if episode.environment is None or not episode.sequence.left:
+        if episode.environment is None:
             episode.end()
             return
         task = asyncio.create_task(self._ask(episode))
         task.add_done_callback(lambda _: self._tools.bell.ring())
         self._thinking[task] = episode
 
-    async def _ask(self, episode: Episode) -> list[int] | None:
-        """The tokens of the environment's answer; None when the episode is over."""
+    async def _ask(self, episode: Episode) -> Observation | EpisodeFailed:
+        """What follows the episode's turn; a failure is the episode's alone."""
         assert episode.environment is not None
-        sequence, tokenizer = episode.sequence, self._tools.tokenizer
+        said = batches.last_turn(episode.sequence, self._tools.tokenizer)
         try:
             async with asyncio.timeout(ANSWER_LIMIT_S):
-                answer = await episode.environment.answer(batches.last_turn(sequence, tokenizer))
+                return await episode.environment.step(said)
+        except EpisodeFailed as failure:
+            return failure
         except TimeoutError:
-            raise Stuck(f"an environment thought for more than {ANSWER_LIMIT_S:.0f} seconds") from None
-        if answer is None:
-            return None
-        return observation_tokens(tokenizer, episode.prompt.item["messages"], sequence.tokens, answer)
+            words = f"the environment thought for more than {ANSWER_LIMIT_S:.0f} s"
+            return EpisodeFailed(EpisodeFailure.TIMEOUT, words)
 
     def _collect(self) -> None:
         """Let those go on whose environments have answered; raises what went wrong there."""
         for task in [task for task in self._thinking if task.done()]:
             episode = self._thinking.pop(task)
-            observation = task.result()
-            if observation is None:
-                episode.end()
-            elif len(observation) >= episode.sequence.left:
-                episode.sequence.finish = "length"
+            found = task.result()
+            if isinstance(found, EpisodeFailed):
+                episode.failure = found
                 episode.end()
             else:
-                episode.sequence.answer(observation)
-                episode.turns += 1
-                self._arriving.append(episode)
+                self._answer(episode, found)
+
+    def _answer(self, episode: Episode, found: Observation) -> None:
+        """Write the observation behind the turn, or end the episode: there is none, or no room for it."""
+        sequence = episode.sequence
+        if found.reward is not None:
+            episode.turn_rewards[len(sequence.tokens) - 1] = found.reward
+        episode.calls += found.calls
+        episode.failed_calls += found.failed_calls
+        if found.text is None or not sequence.left:
+            episode.end()
+            return
+        tokens = observation_tokens(
+            self._tools.tokenizer, episode.prompt.messages, sequence.tokens, found.text
+        )
+        if len(tokens) >= sequence.left:
+            sequence.finish = "length"
+            episode.end()
+            return
+        sequence.answer(tokens)
+        episode.turns += 1
+        self._arriving.append(episode)
 
     async def _return(self) -> bool:
         """Wait, off the device, for sequences to compute; False when the rollouts are over."""

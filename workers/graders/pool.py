@@ -1,12 +1,15 @@
-"""The grader processes of a node, as an actor that all runs on the node share."""
+"""What a node has for all runs on it beside its devices, as an actor: graders, tools, and searches."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from workers.envs.search import search
 from workers.graders.run import GradeInput, GradeResult, grade_batch
 from workers.sandbox.pool import SandboxPool
+from workers.sandbox.process import CallResult
 from workers.spec import Grader
 from workers.timing import Ran, Stopwatch
 
@@ -15,14 +18,41 @@ class GraderPool:
     def __init__(self) -> None:
         # At least two, so that one run's slow grades cannot keep all others waiting.
         self._sandbox = SandboxPool(max(2, os.cpu_count() or 1))
+        self._closed: set[str] = set()
 
     def grade(
-        self, owner: str, grader: Grader, samples: Sequence[GradeInput], share: float
+        self,
+        owner: str,
+        grader: Grader,
+        samples: Sequence[GradeInput],
+        secrets: Mapping[str, str],
+        share: float,
     ) -> Ran[list[GradeResult]]:
         """One result per sample. ``share`` is of no device: graders run beside the devices."""
         watch = Stopwatch()
-        return watch.ran(grade_batch(grader, samples, pool=self._sandbox, owner=owner), 0)
+        grades = grade_batch(
+            grader,
+            samples,
+            pool=self._sandbox,
+            owner=owner,
+            secrets=secrets,
+            stopped=lambda: owner in self._closed,
+        )
+        return watch.ran(grades, 0)
+
+    def call(
+        self, owner: str, source: str, function: str, arguments: list[Any], timeout_s: float, apart: str
+    ) -> CallResult:
+        """One call of a function in the owner's sandbox; calls with another ``apart`` use other processes."""
+        shared = f"{owner} {apart}" if apart else None
+        (result,) = self._sandbox.call(source, function, [arguments], timeout_s, owner=owner, shared=shared)
+        return result
+
+    def search(self, path: str, query: str, count: int) -> list[tuple[str, str]]:
+        """Title and text of the best passages of the corpus."""
+        return search(path, query, count)
 
     def close(self, owner: str) -> None:
-        """Stop grading for the owner, at once and for good, and end its processes."""
+        """Stop what computes for the owner, at once and for good, and end its processes."""
+        self._closed.add(owner)
         self._sandbox.cancel(owner)
