@@ -102,7 +102,12 @@ class Door:
         ``bearer``: an API key. ``signing_secret``: signs by Standard Webhooks; every try has the same
         ``webhook-id``. Raises OutsideError.
         """
-        content = json.dumps(body, ensure_ascii=False).encode(errors="replace")
+        try:
+            content = json.dumps(body, ensure_ascii=False, allow_nan=False).encode(errors="replace")
+        except ValueError:
+            raise OutsideError(
+                Trouble.NOT_JSON, "the request holds a number that JSON cannot write"
+            ) from None
         if len(content) > REQUEST_BYTES:
             raise OutsideError(Trouble.TOO_LARGE, f"the request is longer than {REQUEST_BYTES:,} bytes")
         headers = {"content-type": "application/json", "accept": "application/json"}

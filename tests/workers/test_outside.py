@@ -96,6 +96,13 @@ def test_half_a_character_is_sent_as_a_question_mark(echo: Server) -> None:
     assert post(echo.url, "\ud800") == "?"
 
 
+def test_what_is_no_json_is_not_sent(echo: Server) -> None:
+    with pytest.raises(OutsideError) as found:
+        post(echo.url, {"n": float("inf")})
+    assert found.value.kind is Trouble.NOT_JSON
+    assert echo.asked == []
+
+
 # ---------------------------------------------------------------- signatures
 
 

@@ -103,6 +103,22 @@ def as_float(value: float) -> float:
 def as_sample(output_text: str) -> dict[str, Any]:
     """What graders get as ``sample``; ``output_json`` is there when the text is JSON."""
     try:
-        return {"output_text": output_text, "output_json": json.loads(output_text)}
-    except (ValueError, RecursionError):
+        return {"output_text": output_text, "output_json": read_json(output_text)}
+    except ValueError:
         return {"output_text": output_text}
+
+
+def read_json(text: str) -> Any:
+    """The text as JSON that can be written again as JSON. Raises ValueError."""
+    try:
+        return json.loads(text, parse_constant=read_float, parse_float=read_float)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def read_float(text: str) -> float:
+    """Python reads NaN and Infinity, and 1e999 as infinite, which no one else reads back."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no number of JSON")
+    return number

@@ -11,7 +11,7 @@ import json
 import re
 from typing import Any
 
-from workers.graders.grades import ErrorType, GradeError, GradeInput
+from workers.graders.grades import ErrorType, GradeError, GradeInput, read_json
 from workers.spec import TEMPLATE
 
 PART = re.compile(r"([a-zA-Z0-9_]+)|\[([0-9]+)\]")
@@ -59,8 +59,8 @@ class Filler:
     def _of_json(self, path: str) -> Any:
         if not self._read:
             try:
-                self._json = json.loads(self._sample.output_text)
-            except (ValueError, RecursionError):
+                self._json = read_json(self._sample.output_text)
+            except ValueError:
                 raise TemplateError(path, "the completion is not JSON") from None
             self._read = True
         return value_at(path, path.removeprefix(JSON), self._json, JSON, "the completion's JSON")

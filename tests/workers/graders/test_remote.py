@@ -55,6 +55,17 @@ def test_an_endpoint_gets_the_sample_and_the_row_and_scores() -> None:
     assert all(result.seconds > 0 for result in results)
 
 
+@pytest.mark.parametrize("text", ["NaN", '{"a": -Infinity}', "[1e999]", "[" * 100_000, "9" * 10_000])
+def test_a_completion_that_others_could_not_read_as_json_is_sent_as_text(text: str) -> None:
+    with serving(lambda asked: Answer(b'{"score": 1}')) as server:
+        assert ask(endpoint(server.url), text)[0].score == 1.0
+        assert json.loads(server.asked[0].body)["sample"] == {"output_text": text}
+
+
+def test_an_empty_batch_asks_nobody() -> None:
+    assert ask(endpoint("http://127.0.0.1:9/")) == []
+
+
 def test_an_endpoint_that_checks_signatures_knows_ours_and_no_other() -> None:
     def verify(asked: Asked) -> Answer:
         key = base64.b64decode(SIGNING.removeprefix("whsec_"))
