@@ -16,7 +16,7 @@ from workers.spec import JobSpec
 
 @dataclass(frozen=True)
 class Prompt:
-    """One group of the step: a row of the data and its tokens.
+    """One group of the step: a row of the data, what the model is told of it, and its tokens.
 
     ``round`` counts from 0: a group that taught nothing is replaced by one of another row in the next round
     of the step's sampling.
@@ -25,6 +25,7 @@ class Prompt:
     group: int
     row: int
     item: dict[str, Any]
+    messages: Sequence[Mapping[str, Any]]
     tokens: tuple[int, ...]
     round: int = 0
 

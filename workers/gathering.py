@@ -15,8 +15,8 @@ from workers.batches import Prompt, Sample, SampleError
 from workers.calls import Bell
 from workers.engines.sequences import Rollout
 from workers.envs.environment import Environment
+from workers.envs.problems import EpisodeFailed
 from workers.graders.run import GradeInput, GradeResult
-from workers.interim import EpisodeFailed
 from workers.models.chat import ChatTokenizer
 from workers.rl.advantages import shaped, teaches
 from workers.spec import JobSpec
@@ -229,7 +229,7 @@ def _reward(episode: Episode, grade: GradeResult | None) -> float:
 
 def _parts(episode: Episode, grade: GradeResult | None) -> dict[str, float]:
     """What the reward is made of, where that is more than one number."""
-    parts: Mapping[str, float] = {}
+    parts: Mapping[str, float] = {} if grade is None else grade.parts
     if grade is None or grade.score is None or not episode.turn_rewards:
         return dict(parts)
     return {**parts, GRADER: grade.score, ENVIRONMENT: sum(episode.turn_rewards.values())}

@@ -8,6 +8,7 @@ from workers.batches import Prompt
 from workers.data import supervised
 from workers.data.cursor import rows_of
 from workers.data.rows import RowError, RowIndex, RowProblem
+from workers.envs.episodes import opening
 from workers.models.chat import ChatTokenizer
 from workers.protocol import Launch
 from workers.residents.errors import ModelLoad
@@ -36,8 +37,9 @@ class Material:
         made = []
         for group, row in enumerate(self._rows_of(step, round)):
             item = self._rows[row]
-            tokens = tuple(self.tokenizer.encode_chat(item["messages"]))
-            made.append(Prompt(group, row, item, tokens, round))
+            messages = opening(self._spec.environment, item["messages"])
+            tokens = tuple(self.tokenizer.encode_chat(messages))
+            made.append(Prompt(group, row, item, messages, tokens, round))
         return made
 
     def examples(self, step: int) -> Batch:

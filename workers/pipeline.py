@@ -35,7 +35,9 @@ from workers.batches import Prompt
 from workers.calls import Bell, Stuck, call, together
 from workers.chain import train_chain
 from workers.engines.sequences import Rollout
-from workers.envs.environment import Environment, begin
+from workers.envs.environment import Beginning, Environment
+from workers.envs.episodes import begin
+from workers.envs.helpers import Helpers
 from workers.envs.problems import EnvironmentProblem
 from workers.failures import failure_of
 from workers.fleet import Fleet
@@ -150,6 +152,7 @@ class Pipeline:
             await self._study(training)
             return
         self._graders = grader_pool(own_node())
+        self._helpers = self._help()
         self._rollers = Rollers(self._tools())
         workers = range(self._rl.devices)
         await together(
@@ -172,6 +175,12 @@ class Pipeline:
             bell=self._bell,
             tokenizer=self._material.tokenizer,
         )
+
+    def _help(self) -> Helpers:
+        """What graders and environments may ask for."""
+        launch = self._launch
+        secrets = {name: value.get_secret_value() for name, value in launch.secrets.items()}
+        return Helpers(self._graders, launch.run_key, launch.corpora, secrets)
 
     @property
     def _steps(self) -> range:
@@ -224,8 +233,9 @@ class Pipeline:
         grader = self._spec.grader
         if grader is None or not inputs:
             return []
-        secrets = {name: value.get_secret_value() for name, value in self._launch.secrets.items()}
-        return await lease.run(self._graders.grade, self._launch.run_key, grader, inputs)
+        return await lease.run(
+            self._graders.grade, self._launch.run_key, grader, inputs, self._helpers.secrets
+        )
 
     async def _train(self, training: Training, rollers: Rollers) -> None:
         began = time.monotonic()
@@ -279,7 +289,7 @@ class Pipeline:
         if self._spec.environment is None:
             return None
         try:
-            return begin(self._spec.environment, prompt.item, stream)
+            return begin(self._spec.environment, Beginning(prompt.item, stream, self._helpers))
         except EnvironmentProblem as error:
             raise EnvironmentProblem(f"row {prompt.row + 1}: {error}") from None
 

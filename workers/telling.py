@@ -24,7 +24,7 @@ def rollout_metrics(spec: JobSpec, graded: Sequence[Sample]) -> dict[str, float]
         "completion_length": statistics.fmean(lengths),
         "truncated": statistics.fmean(sample.truncated for sample in graded),
         "zero_variance_groups": statistics.fmean(len(found) <= 1 for found in _rewards_by_group(graded)),
-        "grade_errors": 1 - len(rewards) / len(graded),
+        "grade_errors": statistics.fmean(sample.reward is None for sample in graded),
         "tokens": float(sum(lengths)),
     }
     if spec.rl.mask_truncated:
@@ -107,7 +107,7 @@ def records(graded: Iterable[Sample], groups: int, advantages: Advantages) -> tu
             group=sample.prompt.group,
             index=sample.index,
             row=sample.prompt.row,
-            prompt="\n\n".join(f"{m['role']}: {m['content']}" for m in sample.prompt.item["messages"]),
+            prompt="\n\n".join(f"{m['role']}: {m['content']}" for m in sample.prompt.messages),
             completion=sample.text,
             tokens=sum(sample.rollout.sampled),
             reward=sample.reward,

@@ -19,6 +19,7 @@ from tests.workers.local import (
     texts,
 )
 from workers import pipeline, rollouts
+from workers.envs.environment import Observation
 from workers.envs.problems import EnvironmentProblem
 from workers.gathering import Episode, Gathering
 from workers.protocol import Ended, FailureKind, Merge, Offer, StepDone, SubStageKind
@@ -49,15 +50,15 @@ class World:
     def __init__(self, ready: Callable[[], bool], turns: int = 3) -> None:
         self._ready, self._left = ready, turns
 
-    async def answer(self, turn: str) -> str | None:
+    async def step(self, turn: str) -> Observation:
         while not self._ready():
             await asyncio.sleep(0.001)
         self._left -= 1
-        return f"you said {len(turn)} letters" if self._left else None
+        return Observation(f"you said {len(turn)} letters" if self._left else None)
 
 
 def worlds(monkeypatch, ready: Callable[[], bool]) -> None:
-    monkeypatch.setattr(pipeline, "begin", lambda settings, item, stream: World(ready))
+    monkeypatch.setattr(pipeline, "begin", lambda settings, beginning: World(ready))
 
 
 def test_an_episode_holds_its_turns_and_marks_what_was_not_sampled(start, brought, tokenizer):
@@ -95,7 +96,10 @@ def test_the_grader_reads_the_last_turn(start, brought, tokenizer):
     reports = asyncio.run(run(start("out", RL | {"steps": 1}, spec=SPEC | {"grader": grader})))
     samples = of_kind(reports, StepDone)[0].samples
     last = {e.key[1:]: e.sequence.tokens[e.sequence.turn_start :] for e in brought}
-    assert all(sample.reward == len(tokenizer.decode(last[sample.group, sample.index])) for sample in samples)
+    for sample in samples:
+        assert sample.parts.get("grader", sample.reward) == len(
+            tokenizer.decode(last[sample.group, sample.index])
+        )
 
 
 def test_between_steps_nothing_is_kept_of_episodes(start, cluster):
@@ -163,7 +167,7 @@ def test_a_batch_that_grows_by_answers_is_told_of_again(start, cluster, monkeypa
         returned |= waited and any(offer.kind in ROLLING and offer.sequences == 1 for offer in open_now)
         return returned
 
-    def begin(settings, item, stream):
+    def begin(settings, beginning):
         nonlocal worlds_made
         worlds_made += 1
         return World(all_wait if worlds_made == 1 else one_is_back, turns=2)
@@ -247,7 +251,7 @@ def test_faults_of_an_environment_are_told(start, cluster, monkeypatch):
     async def refuse(self, turn):
         raise EnvironmentProblem("this world is closed")
 
-    monkeypatch.setattr(World, "answer", refuse)
+    monkeypatch.setattr(World, "step", refuse)
     worlds(monkeypatch, lambda: True)
     told = failure(asyncio.run(run(start("closed", RL, spec=SPEC))))
     assert (told.kind, told.message) == (FailureKind.BAD_DATA, "this world is closed")
@@ -255,9 +259,9 @@ def test_faults_of_an_environment_are_told(start, cluster, monkeypatch):
     async def never(self, turn):
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(World, "answer", never)
+    monkeypatch.setattr(World, "step", never)
     monkeypatch.setattr(rollouts, "ANSWER_LIMIT_S", 0.01)
     told = failure(asyncio.run(run(start("silent", RL, spec=SPEC))))
-    assert told.kind is FailureKind.TIME_LIMIT
-    assert "an environment thought" in told.message
+    assert told.kind is FailureKind.GRADER_FAILED
+    assert "environment: timeout: the environment thought" in told.message
     assert cluster.runs() == []

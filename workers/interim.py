@@ -1,5 +1,0 @@
-from __future__ import annotations
-
-
-class EpisodeFailed(Exception):
-    kind = message = ""
