@@ -24,8 +24,8 @@ from workers.spec import RLConfig
 
 Floats = NDArray[np.float64]
 
-#: Keeps the division by a deviation stable.
-EPSILON = 1e-6
+#: Keeps the division by a deviation stable; TRL's, so that the same rewards give the same advantages.
+EPSILON = 1e-4
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ def estimate(spec: RLConfig, outcomes: Sequence[Outcome]) -> Estimates:
     With ``scope`` group, or without normalization, a group's do not depend on the other groups.
     """
     if spec.method.baseline == "value":
-        return _of_values(spec, outcomes)
+        return value_advantages(spec, outcomes)
     if spec.method.baseline == "none":
-        return Estimates(_spread(outcomes, _of_tokens(spec, outcomes)), None)
+        return Estimates(_spread(outcomes, token_advantages(spec, outcomes)), None)
     return Estimates(_spread(outcomes, _of_groups(spec, outcomes)), None)
 
 
@@ -163,7 +163,7 @@ def _whitened(values: Floats, counted: NDArray[np.bool_]) -> Floats:
 # ---------------------------------------------------------------- tokens against the batch
 
 
-def _of_tokens(spec: RLConfig, outcomes: Sequence[Outcome]) -> list[list[float]]:
+def token_advantages(spec: RLConfig, outcomes: Sequence[Outcome]) -> list[list[float]]:
     """REINFORCE++ (https://arxiv.org/abs/2501.03262): what a token is followed by, undiscounted, normalized
     over all tokens of the step.
 
@@ -222,7 +222,7 @@ def gae(rewards_T: Floats, values_T: Floats, gamma: float, lam: float) -> tuple[
     return advantages, advantages + values_T
 
 
-def _of_values(spec: RLConfig, outcomes: Sequence[Outcome]) -> Estimates:
+def value_advantages(spec: RLConfig, outcomes: Sequence[Outcome]) -> Estimates:
     """PPO (https://arxiv.org/abs/1707.06347): GAE over sampled tokens, what environments wrote left out; the
     advantages normalized over all tokens of the step.
     """

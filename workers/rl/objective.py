@@ -50,7 +50,7 @@ def objective(spec: RLConfig, micro: Batch, found: Found) -> tuple[Tensor, Sums]
     if spec.method.objective == "preference":
         return _preference(spec, micro, found)
     if spec.method.objective == "likelihood":
-        return _likelihood(spec, micro, found)
+        return likelihood(spec, micro, found)
     return _policy(spec, micro, found)
 
 
@@ -142,7 +142,7 @@ def _with_values(
 # ---------------------------------------------------------------- learning from the data
 
 
-def _likelihood(spec: RLConfig, micro: Batch, found: Found) -> tuple[Tensor, Sums]:
+def likelihood(spec: RLConfig, micro: Batch, found: Found) -> tuple[Tensor, Sums]:
     """SFT: the negative log-likelihood of the data's own completions (https://arxiv.org/abs/2203.02155)."""
     rows = _Rows(micro, found.logprobs_N.device)
     loss = (-found.logprobs_N * rows.weights(averaging(spec))).sum()
