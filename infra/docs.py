@@ -92,7 +92,8 @@ def ratios(algorithm: Algorithm) -> tuple[Callable[..., Any], ...]:
 
 def normalization(algorithm: Algorithm) -> str:
     default = "on" if algorithm.defaults.get("normalize_advantage") else "off"
-    return f"`normalize_advantage` divides by the deviation over the {algorithm.scope}; its default is {default}."
+    over = f"`normalize_advantage` divides by the deviation over the {algorithm.scope}"
+    return f"{over}; it is {default} by default."
 
 
 def section(title: str, *sources: Any) -> list[str]:
