@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db.models import F, Q, QuerySet
 
-from backend.catalog.models import BaseModel, Checkpoint, Dataset, File
+from backend.catalog.models import BaseModel, Checkpoint, Corpus, Dataset, File
 from backend.common.errors import NotFound
 from backend.tenants.access import Actor, require_write
 from backend.tenants.models import Organization
@@ -22,12 +22,14 @@ def file_access(actor: Actor, public_id: str, write: bool = False) -> File:
 
 
 def checkpoint_access(actor: Actor, public_id: str) -> Checkpoint:
-    checkpoint = (
-        Checkpoint.objects.select_related("base_model")
-        .filter(organization=actor.organization, deleted_at__isnull=True)
-        .filter(public_id=public_id)
-        .first()
-    )
+    checkpoint = None
+    if "\0" not in public_id:
+        checkpoint = (
+            Checkpoint.objects.select_related("base_model")
+            .filter(organization=actor.organization, deleted_at__isnull=True)
+            .filter(public_id=public_id)
+            .first()
+        )
     if checkpoint is None:
         raise NotFound(f"There is no checkpoint {public_id!r}.")
     return checkpoint
@@ -56,6 +58,18 @@ def dataset_access(actor: Actor, name: str) -> Dataset:
     if dataset is None:
         raise NotFound(f"There is no dataset {name!r}.")
     return dataset
+
+
+def corpus_access(actor: Actor, name: str) -> File | Corpus:
+    """An uploaded corpus by its id, or a built-in one by its name."""
+    try:
+        return file_access(actor, name)
+    except NotFound:
+        pass
+    corpus = Corpus.objects.filter(name=name).first() if "\0" not in name else None
+    if corpus is None:
+        raise NotFound(f"There is no corpus {name!r}: neither an uploaded file nor a built-in one.")
+    return corpus
 
 
 def files(organization: Organization) -> QuerySet[File]:

@@ -4,35 +4,38 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from backend.catalog.models import BaseModel, Dataset, File, file_id
+from backend.catalog.models import BaseModel, Corpus, Dataset, File, file_id
 from backend.common.errors import InvalidRequest, TooLarge
 from backend.tenants.access import Actor, require_write
 from backend.tenants.models import Organization
-from workers.data.builtin import BuiltinDataset, write_builtin
-from workers.data.rows import FileReport, check_jsonl
+from workers.data.builtin import BuiltinCorpus, BuiltinDataset, write_builtin, write_corpora
+from workers.data.rows import FileReport, check_corpus, check_jsonl
 from workers.models.chat import ChatTokenizer
 from workers.models.describe import describe
 
-PURPOSE = "fine-tune"
+PURPOSE, CORPUS = "fine-tune", "corpus"
+#: What may be uploaded, and how its rows are checked.
+CHECKS: dict[str, Callable[[Path], FileReport]] = {PURPOSE: check_jsonl, CORPUS: check_corpus}
 MODEL_NAME_CHARS = 150
 WEIGHTS_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer*", "LICENSE*")
 
 
 def file_create(*, actor: Actor, filename: str, purpose: str, chunks: Iterable[bytes]) -> File:
-    """Take a training file in, row-checked; a bad one leaves nothing behind.
+    """Take a training file or a corpus in, row-checked; a bad one leaves nothing behind.
 
     The bytes go to disk as they come, so that a file of any size needs no more memory than a chunk.
     """
     require_write(actor)
-    if purpose != PURPOSE:
-        raise InvalidRequest(f"purpose must be {PURPOSE!r}; got {purpose!r}", param="purpose")
+    if purpose not in CHECKS:
+        known = " or ".join(map(repr, CHECKS))
+        raise InvalidRequest(f"purpose must be {known}; got {purpose!r}", param="purpose")
     name = _clean_filename(filename)
     public_id = file_id()
     folder = settings.FILES_DIR / actor.organization.public_id
@@ -41,7 +44,7 @@ def file_create(*, actor: Actor, filename: str, purpose: str, chunks: Iterable[b
     path = folder / f"{public_id}.jsonl"
     try:
         digest = _write(part, chunks, settings.MAX_UPLOAD_BYTES)
-        report = check_jsonl(part)
+        report = CHECKS[purpose](part)
         _refuse_bad_rows(report)
         part.rename(path)
         return File.objects.create(
@@ -55,6 +58,7 @@ def file_create(*, actor: Actor, filename: str, purpose: str, chunks: Iterable[b
             sha256=digest,
             rows=report.rows,
             fields=report.fields,
+            kinds=report.kinds,
         )
     except BaseException:
         part.unlink(missing_ok=True)
@@ -109,6 +113,20 @@ def datasets_register() -> list[Dataset]:
     return [_dataset_register(built) for built in write_builtin(settings.FILES_DIR / "builtin")]
 
 
+def corpora_register() -> list[Corpus]:
+    """The same for the passages that tools search."""
+    return [_corpus_register(built) for built in write_corpora(settings.FILES_DIR / "builtin")]
+
+
+def _corpus_register(built: BuiltinCorpus) -> Corpus:
+    content = {
+        "title": built.title,
+        "path": str(built.path),
+        "passages": check_corpus(built.path).rows,
+    }
+    return Corpus.objects.update_or_create(name=built.name, defaults=content)[0]
+
+
 def _dataset_register(built: BuiltinDataset) -> Dataset:
     report = check_jsonl(built.path)
     content = {
@@ -117,7 +135,9 @@ def _dataset_register(built: BuiltinDataset) -> Dataset:
         "path": str(built.path),
         "rows": report.rows,
         "fields": report.fields,
-        "grader": built.grader.model_dump(mode="json"),
+        "kinds": report.kinds,
+        "grader": None if built.grader is None else built.grader.model_dump(mode="json"),
+        "environment": built.environment,
         "recommended": built.rl,
     }
     return Dataset.objects.update_or_create(name=built.name, defaults=content)[0]

@@ -5,8 +5,8 @@
      "rl": {...}, "environment": {...}, "start_from": "ckpt-..."}
 
 ``rl`` is ours: every field of ``workers.spec.RLConfig``; and so are ``environment``, for episodes of several
-turns, and ``start_from``, a checkpoint or the job that wrote it. ``grader`` may also stand at the top, as in a
-resolved spec, which is a request too. Built-in datasets bring a grader, an environment and settings for
+turns, and ``start_from``, a checkpoint or the job that wrote it. ``grader`` may also stand at the top, as in
+a resolved spec, which is a request too. Built-in datasets bring a grader, an environment and settings for
 what is left out; ``null`` says that there is none. Pure.
 """
 
@@ -58,13 +58,14 @@ class JobRequest(Strict):
 class Data:
     """What the training data and the checkpoint to start from bring to the request.
 
-    ``tuning`` is the checkpoint's: what is left out of it must be as it is there.
+    ``start`` is the checkpoint's id, ``tuning`` what made it: what the request leaves out is as it is there.
     """
 
     rows: int
     grader: dict[str, Any] | None = None
     environment: dict[str, Any] | None = None
     recommended: dict[str, Any] = field(default_factory=dict)
+    start: str | None = None
     tuning: dict[str, Any] | None = None
 
 
@@ -88,7 +89,7 @@ def resolve(request: JobRequest, data: Data) -> JobSpec:
         "training_file": request.training_file,
         "grader": _grader(request, data, method),
         "environment": _environment(request, data, method),
-        "start_from": request.start_from,
+        "start_from": data.start,
         "rl": rl,
         "seed": request.seed or 0,
         "suffix": request.suffix,

@@ -10,10 +10,12 @@ from django.db.models import F, FloatField, Max, Q, QuerySet, Sum
 from django.db.models.fields.json import KT
 from django.db.models.functions import Cast, Mod
 
+from backend.catalog.models import Corpus
 from backend.common.pages import Page, page_by_id, page_of
 from backend.jobs.access import jobs
 from backend.jobs.models import Event, Job, JobCheckpoint, Sample, StepMetrics, Transition
 from backend.tenants.models import Organization
+from workers.spec import JobSpec, corpora_of
 
 MAX_POINTS = 10_000
 
@@ -95,6 +97,15 @@ def job_checkpoints(job: Job) -> list[JobCheckpoint]:
         .select_related("checkpoint", "attempt")
         .order_by("-checkpoint__step", "-pk")
     )
+
+
+def job_corpora(job: Job) -> dict[str, str]:
+    """Paths of what the job's tools search, by the names they call it by."""
+    names = corpora_of(JobSpec.model_validate(job.spec).environment)
+    if not names:
+        return {}
+    built_in = Corpus.objects.filter(name__in=names).values_list("name", "path")
+    return dict(built_in) | dict(job.searches.values_list("public_id", "path"))
 
 
 def job_transitions(job: Job) -> list[Transition]:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
+from django.db.models import Q
 
 from backend.catalog.access import dataset_access, file_access, model_access
 from backend.catalog.models import BaseModel, Dataset, File
 from backend.catalog.services import file_remove
 from backend.common.errors import Conflict, InvalidRequest, LimitReached, NotFound
-from backend.jobs import requests, sizing
+from backend.jobs import checks, requests, sizing
 from backend.jobs.events import event_add
 from backend.jobs.models import Attempt, Event, Job, Transition, job_id
 from backend.jobs.states import (
@@ -30,16 +32,22 @@ from backend.jobs.tasks import validate_job
 from backend.jobs.transitions import attempt_status_change, job_status_change
 from backend.tenants.access import Actor, require_write
 from backend.tenants.models import Organization
-from workers.graders.run import check_grader
 from workers.models.config import read_config
-from workers.models.limits import longest_sequence
-from workers.spec import GuessingGame, JobSpec, template_fields
+from workers.spec import JobSpec
 
 log = logging.getLogger(__name__)
 
 IDEMPOTENCY_KEY_CHARS = 255
 CANCEL_TRIES = 5
 UNFINISHED = [status.value for status in JobStatus if status not in JOB_TERMINAL]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A job that is not stored yet, and the uploaded corpora that it will search."""
+
+    job: Job
+    searches: list[File]
 
 
 def job_create(*, actor: Actor, request: Any, idempotency_key: str | None = None, stimulus: str = "") -> Job:
@@ -55,10 +63,10 @@ def job_create(*, actor: Actor, request: Any, idempotency_key: str | None = None
         if known is not None:
             return known
     _check_unfinished(actor.organization)
-    job = _prepare(actor, request)
-    job.idempotency_key, job.request_digest = idempotency_key, digest
+    draft = _prepare(actor, request)
+    draft.job.idempotency_key, draft.job.request_digest = idempotency_key, digest
     try:
-        return _store(actor, job, stimulus)
+        return _store(actor, draft, stimulus)
     except IntegrityError:
         known = idempotency_key and _job_of_key(actor, idempotency_key, digest)
         if not known:
@@ -78,11 +86,12 @@ def job_cancel(*, actor: Actor, job: Job, stimulus: str = "") -> Job:
 
 @transaction.atomic
 def file_delete(*, actor: Actor, file: File) -> None:
-    """Delete a training file that no unfinished job needs."""
+    """Delete a file that no unfinished job needs."""
     require_write(actor)
     if _locked_file(file) is None:
         raise NotFound(f"There is no file {file.public_id!r}.")
-    user = file.jobs.filter(status__in=UNFINISHED).order_by("pk").first()
+    needs = Q(training_file=file) | Q(searches=file)
+    user = Job.objects.filter(needs, status__in=UNFINISHED).order_by("pk").first()
     if user is not None:
         raise Conflict(f"The job {user.public_id} still needs the file.", code="file_in_use")
     file_remove(file=file)
@@ -140,25 +149,34 @@ def _check_unfinished(organization: Organization) -> None:
         )
 
 
-def _prepare(actor: Actor, body: Any) -> Job:
+def _prepare(actor: Actor, body: Any) -> Draft:
     """The job as it would be stored; everything that can be said without reading the data is said here."""
     request = requests.parse_request(body)
     model = _model(actor, request.model)
     file, dataset = _data(actor, request.training_file)
     source = file or dataset
     assert source is not None
+    start = checks.start_of(actor, request.start_from, model)
     brought = requests.Data(
         rows=source.rows,
         grader=dataset.grader if dataset else None,
+        environment=dataset.environment if dataset else None,
         recommended=dataset.recommended if dataset else {},
+        start=start.checkpoint.public_id if start else None,
+        tuning=start.tuning if start else None,
     )
     spec = requests.resolve(request, brought)
-    _check_grader(spec, source)
-    _check_environment(spec, source)
-    _check_lengths(spec, model)
-    _check_devices(spec, actor.organization)
+    grader_path = requests.grader_path(request)
+    checks.check_rows(spec, source)
+    checks.check_start(spec.rl, start)
+    checks.check_grading(spec, source, grader_path)
+    checks.check_world(spec, source)
+    searched = checks.corpora(actor, spec)
+    checks.check_secrets(spec, actor.organization, grader_path)
+    checks.check_lengths(spec, model)
+    checks.check_devices(spec, actor.organization)
     public_id = job_id()
-    return Job(
+    job = Job(
         public_id=public_id,
         organization=actor.organization,
         created_by=actor.user,
@@ -167,12 +185,14 @@ def _prepare(actor: Actor, body: Any) -> Job:
         base_model=model,
         training_file=file,
         dataset=dataset,
+        start=start.checkpoint if start else None,
         spec=spec.model_dump(mode="json"),
         metadata=spec.metadata,
         devices=spec.rl.devices,
         steps=spec.rl.steps,
         **_sizes(spec, model, source, public_id),
     )
+    return Draft(job, [corpus for corpus in searched.values() if isinstance(corpus, File)])
 
 
 def _model(actor: Actor, name: str) -> BaseModel:
@@ -198,51 +218,6 @@ def _data(actor: Actor, name: str) -> tuple[File | None, Dataset | None]:
         ) from None
 
 
-def _check_grader(spec: JobSpec, source: File | Dataset) -> None:
-    if spec.grader is None:
-        return
-    try:
-        check_grader(spec.grader)
-    except ValueError as error:
-        raise InvalidRequest(f"The grader cannot be used: {error}", param=requests.GRADER_PATH) from None
-    # A field that only some rows lack is found by the validation, which can name the row.
-    for name in sorted(template_fields(spec.grader)):
-        if name not in source.fields:
-            raise InvalidRequest(
-                f"The grader reads item.{name}, but no row of {spec.training_file} has the field {name!r}.",
-                param=requests.GRADER_PATH,
-            )
-
-
-def _check_environment(spec: JobSpec, source: File | Dataset) -> None:
-    if isinstance(spec.environment, GuessingGame) and spec.environment.number_field not in source.fields:
-        raise InvalidRequest(
-            f"The game needs a number in item.{spec.environment.number_field}, but no row of "
-            f"{spec.training_file} has that field.",
-            param="environment.number_field",
-        )
-
-
-def _check_lengths(spec: JobSpec, model: BaseModel) -> None:
-    longest = longest_sequence(model.context_length)
-    if spec.rl.sampling.max_tokens >= longest:
-        raise InvalidRequest(
-            f"rl.sampling.max_tokens {spec.rl.sampling.max_tokens:,} leaves no room for a prompt in the "
-            f"{longest:,} tokens that {model.name} can be run with.",
-            param="rl.sampling.max_tokens",
-        )
-
-
-def _check_devices(spec: JobSpec, organization: Organization) -> None:
-    limit = organization.max_devices
-    if limit is not None and spec.rl.devices > limit:
-        raise InvalidRequest(
-            f"rl.devices is {spec.rl.devices:,}, but the organization may hold {limit:,} at once: "
-            "the job could never start.",
-            param="rl.devices",
-        )
-
-
 def _sizes(spec: JobSpec, model: BaseModel, source: File | Dataset, public_id: str) -> dict[str, Any]:
     try:
         config = read_config(Path(model.path))
@@ -254,11 +229,13 @@ def _sizes(spec: JobSpec, model: BaseModel, source: File | Dataset, public_id: s
     guess = sizing.guessed_prompt_tokens(file_bytes, source.rows)
     return {
         "weights_key": sizing.weights_key(model_key=model_key(model), job_key=public_id, spec=spec),
-        "weights_bytes": sizing.weights_bytes(
-            model=config, parameters=model.parameters, precision=spec.rl.precision
-        ),
+        "weights_bytes": sizing.weights_bytes(model=config, parameters=model.parameters, rl=spec.rl),
         "run_bytes": sizing.run_bytes(
-            model=config, parameters=model.parameters, rl=spec.rl, prompt_tokens=guess
+            model=config,
+            parameters=model.parameters,
+            rl=spec.rl,
+            prompt_tokens=guess,
+            starts=spec.start_from is not None,
         ),
     }
 
@@ -270,10 +247,18 @@ def model_key(model: BaseModel) -> str:
 
 
 @transaction.atomic
-def _store(actor: Actor, job: Job, stimulus: str) -> Job:
+def _store(actor: Actor, draft: Draft, stimulus: str) -> Job:
+    job = draft.job
     if job.training_file is not None and _locked_file(job.training_file) is None:
         raise InvalidRequest("The file was deleted meanwhile.", param="training_file", code="file_not_found")
+    for corpus in draft.searches:
+        if _locked_file(corpus) is None:
+            raise InvalidRequest(
+                "The corpus was deleted meanwhile.", param="environment.tools", code="corpus_not_found"
+            )
     job.save(force_insert=True)
+    if draft.searches:
+        job.searches.set(draft.searches)
     Transition.objects.create(
         job=job, old="", new=job.status, reason=Reason.SUBMITTED, actor=actor.label, stimulus=stimulus
     )

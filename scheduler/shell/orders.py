@@ -12,9 +12,11 @@ from pathlib import Path
 from django.conf import settings
 
 from backend.jobs.models import Attempt
+from backend.jobs.selectors import job_corpora
 from backend.jobs.states import AttemptStatus
 from backend.pool.models import Allotment, Device, SubStage
 from backend.pool.states import SubStageStatus
+from backend.tenants.secrets import secrets_open
 from workers import protocol
 from workers.protocol import DeviceRef, Grant, Launch, Merge, Resize, Stop, Yield
 from workers.spec import JobSpec
@@ -48,7 +50,7 @@ Order = LaunchOrder | PipelineOrder | StopOrder | EvictOrder
 
 def launch_order(attempt: Attempt) -> LaunchOrder:
     """Raises ``ValueError`` when the job's stored settings are not those of this release."""
-    job = attempt.job
+    job, spec = attempt.job, JobSpec.model_validate(attempt.job.spec)
     data = job.training_file or job.dataset
     folder = Path(settings.CHECKPOINTS_DIR) / job.organization.public_id / job.public_id
     launch = Launch(
@@ -57,12 +59,15 @@ def launch_order(attempt: Attempt) -> LaunchOrder:
         job_id=job.public_id,
         run_key=run_key(attempt),
         weights_key=job.weights_key,
-        spec=JobSpec.model_validate(job.spec),
+        spec=spec,
         model_path=job.base_model.path,
         dataset_path=data.path,
         checkpoint_dir=str(folder),
         resume_from=attempt.resume_from.path if attempt.resume_from else None,
         start_step=attempt.start_step,
+        start_path=job.start.path if job.start else None,
+        corpora=job_corpora(job),
+        secrets=secrets_open(job.organization, spec.secrets),
         streams=bool(attempt.profile.get("streams")),
     )
     return LaunchOrder(launch)

@@ -1,8 +1,7 @@
-"""Check and read training files, one line in memory at a time.
+"""Check and read JSONL files, one line in memory at a time. What a row must be is ``workers.data.shapes``'s.
 
-A row is ``{"messages": [{"role": ..., "content": ...}, ...], ...}``; the last message is the user's, and the
-other fields are the grader's (``{{item.answer}}``). A byte-order mark, CRLF and empty lines at the end are
-accepted. Rows and lines count from 1 in messages; ``RowIndex`` counts from 0, as the protocol does.
+A byte-order mark, CRLF and empty lines at the end are accepted. Rows and lines count from 1 in messages;
+``RowIndex`` counts from 0, as the protocol does.
 """
 
 from __future__ import annotations
@@ -12,37 +11,33 @@ import json
 import math
 import re
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from workers.graders.templates import TemplateError, item_paths, item_value
-from workers.spec import Environment, Grader, PythonGrader
+from workers.data.problems import (
+    MAX_FIELD_CHARS,
+    RowError,
+    RowProblem,
+    kind_of,
+    refuse,
+    refuse_field,
+    shown,
+)
+from workers.data.shapes import check_passage, check_row
 
 Source = Path | str | BinaryIO
 Row = dict[str, Any]
 
 MAX_LINE_BYTES = 1 << 20
 MAX_FIELDS = 1_000
-MAX_FIELD_CHARS = 256
 MAX_ERRORS = 20
-ROLES = ("system", "developer", "user", "assistant")
 BOM = b"\xef\xbb\xbf"
 
 STRING_OR_CONSTANT = re.compile(r'"(?:[^"\\]|\\.)*"|(-?Infinity|NaN)')
 ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-
-
-@dataclass(frozen=True)
-class RowError:
-    """What is wrong with a line. ``message`` is a whole sentence that names the place itself."""
-
-    line: int
-    column: int | None
-    field: str | None
-    message: str
 
 
 @dataclass
@@ -52,6 +47,7 @@ class FileReport:
     rows: int = 0
     bytes: int = 0
     fields: dict[str, int] = field(default_factory=dict)  # top-level field -> rows that have it
+    kinds: dict[str, int] = field(default_factory=dict)  # prompt, completion, preference -> rows that are one
     errors: list[RowError] = field(default_factory=list)
     error_count: int = 0
 
@@ -63,14 +59,6 @@ class FileReport:
         self.error_count += 1
         if len(self.errors) < MAX_ERRORS:
             self.errors.append(error)
-
-
-class RowProblem(ValueError):
-    """A line that is no usable row; ``error`` is the report's entry."""
-
-    def __init__(self, error: RowError):
-        super().__init__(error.message)
-        self.error = error
 
 
 @dataclass(frozen=True)
@@ -86,7 +74,17 @@ class Line:
 
 
 def check_jsonl(source: Source, max_line_bytes: int = MAX_LINE_BYTES) -> FileReport:
-    """Read a whole file once and say what is wrong with it, in constant memory."""
+    """Read a whole training file once and say what is wrong with it, in constant memory."""
+    return _check(source, check_row, max_line_bytes)
+
+
+def check_corpus(source: Source, max_line_bytes: int = MAX_LINE_BYTES) -> FileReport:
+    """The same for a file of passages that tools search."""
+    return _check(source, check_passage, max_line_bytes)
+
+
+def _check(source: Source, check: Callable[[Row, int], Iterable[str]], max_line_bytes: int) -> FileReport:
+    """``check`` raises RowProblem, or names what the row can be used as."""
     report = FileReport()
     with opened(source) as stream:
         counted = CountingReader(stream)
@@ -101,61 +99,17 @@ def check_jsonl(source: Source, max_line_bytes: int = MAX_LINE_BYTES) -> FileRep
             report.rows += 1
             try:
                 row = parse_row(line, max_line_bytes)
-                check_row(row, line.number)
+                kinds = check(row, line.number)
                 count_fields(row, report.fields, line.number)
             except RowProblem as problem:
                 report.add(problem.error)
+                continue
+            for kind in kinds:
+                report.kinds[kind] = report.kinds.get(kind, 0) + 1
         report.bytes = counted.bytes
     if report.rows == 0:
         report.add(RowError(1, None, None, "the file is empty: it must hold at least one row"))
     return report
-
-
-def check_grader_fields(source: Source, grader: Grader) -> list[RowError]:
-    """The first rows that lack what the grader's templates read. The file has passed ``check_jsonl``.
-
-    A Python grader reads what it likes, so nothing can be said about it here.
-    """
-    if isinstance(grader, PythonGrader):
-        return []
-    paths = item_paths(grader.input, grader.reference)
-    errors: list[RowError] = []
-    for number, row in enumerate(iter_rows(source), start=1):
-        for path in paths:
-            try:
-                item_value(path, row)
-            except TemplateError as error:
-                message = f"row {number}: the grader's {error}"
-                errors.append(RowError(number, None, path, message))
-        if len(errors) >= MAX_ERRORS:
-            return errors[:MAX_ERRORS]
-    return errors
-
-
-def check_environment_fields(source: Source, environment: Environment) -> list[RowError]:
-    """The first rows that lack the whole number the game is about."""
-    name, errors = environment.number_field, []
-    for number, row in enumerate(iter_rows(source), start=1):
-        value = row.get(name)
-        if not isinstance(value, int) or isinstance(value, bool):
-            reason = "is missing" if name not in row else f"must be a whole number, not {shown(value)}"
-            errors.append(RowError(number, None, name, f"row {number}: {name} {reason}"))
-            if len(errors) == MAX_ERRORS:
-                break
-    return errors
-
-
-def check_prompt_lengths(source: Source, encode: Callable[[list[dict]], int], limit: int) -> list[RowError]:
-    """The first rows whose prompt has more than ``limit`` tokens; ``encode`` counts a message list's."""
-    errors: list[RowError] = []
-    for number, row in enumerate(iter_rows(source), start=1):
-        tokens = encode(row["messages"])
-        if tokens > limit:
-            message = f"row {number}: the prompt has {tokens:,} tokens, the limit is {limit:,}"
-            errors.append(RowError(number, None, "messages", message))
-            if len(errors) == MAX_ERRORS:
-                break
-    return errors
 
 
 def iter_rows(source: Source) -> Iterator[Row]:
@@ -307,47 +261,6 @@ def check_surrogates(row: Row, number: int) -> None:
         refuse(number, None, None, f"line {number} holds half of a surrogate pair, which is no character")
 
 
-def check_row(row: Row, number: int) -> None:
-    """Whether the row has a usable prompt. Raises RowProblem."""
-    if "messages" not in row:
-        refuse(number, None, "messages", f"row {number} has no field messages")
-    messages = row["messages"]
-    if not isinstance(messages, list):
-        refuse_field(number, "messages", f"must be a list, not {kind_of(messages)}")
-    if not messages:
-        refuse_field(number, "messages", "must hold at least one message")
-    for position, message in enumerate(messages):
-        check_message(message, f"messages[{position}]", number)
-    last = messages[-1]["role"]
-    if last != "user":
-        path = f"messages[{len(messages) - 1}].role"
-        refuse_field(number, path, f"must be user in the last message, not {last}")
-
-
-def check_message(message: Any, path: str, number: int) -> None:
-    if not isinstance(message, dict):
-        refuse_field(number, path, f"must be an object, not {kind_of(message)}")
-    for key in ("role", "content"):
-        if key not in message:
-            refuse_field(number, f"{path}.{key}", "is missing")
-    if message["role"] not in ROLES:
-        refuse_field(
-            number, f"{path}.role", f"must be one of {', '.join(ROLES)}, not {shown(message['role'])}"
-        )
-    content = message["content"]
-    if not isinstance(content, str):
-        refuse_field(number, f"{path}.content", f"must be a string, not {kind_of(content)}")
-    if not content.strip():
-        refuse_field(number, f"{path}.content", "must not be empty")
-    if "\0" in content:
-        refuse_field(number, f"{path}.content", "holds the character U+0000")
-    for key in message:
-        if key not in ("role", "content"):
-            refuse_field(
-                number, f"{path}.{key[:MAX_FIELD_CHARS]}", "is not supported: it would have no effect"
-            )
-
-
 def count_fields(row: Row, fields: dict[str, int], number: int) -> None:
     for name in row:
         if len(name) > MAX_FIELD_CHARS:
@@ -360,20 +273,3 @@ def count_fields(row: Row, fields: dict[str, int], number: int) -> None:
         if name not in fields and len(fields) == MAX_FIELDS:
             refuse_field(number, name, f"is one too many: a file may have {MAX_FIELDS:,} different fields")
         fields[name] = fields.get(name, 0) + 1
-
-
-def refuse_field(number: int, path: str, reason: str) -> NoReturn:
-    refuse(number, None, path, f"row {number}: {path} {reason}")
-
-
-def refuse(number: int, column: int | None, path: str | None, message: str) -> NoReturn:
-    raise RowProblem(RowError(number, column, path, message))
-
-
-def kind_of(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number")
-
-
-def shown(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)[:60]

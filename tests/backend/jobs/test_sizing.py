@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from backend.jobs import sizing
 from tests.factories import TINY_CONFIG, spec
 from workers.models.config import parse_config
@@ -70,12 +74,55 @@ def test_the_cache_of_an_engine_is_bounded():
 
 def test_an_engine_and_a_trainer_hold_the_weights_each():
     sizes = [
-        sizing.weights_bytes(model=MODEL, parameters=10, precision=kind) for kind in ("bf16", "fp32", "auto")
+        sizing.weights_bytes(model=MODEL, parameters=10, rl=RLConfig(precision=kind))
+        for kind in ("bf16", "fp32", "auto")
     ]
     assert sizes == [2 * 10 * 2 + 500 * 2**20, 2 * 10 * 4 + 500 * 2**20, 2 * 10 * 4 + 500 * 2**20]
     # 64 rows of 32 values of two bytes, once more.
     tied = parse_config({**TINY_CONFIG, "tie_word_embeddings": True})
-    assert sizing.weights_bytes(model=tied, parameters=10, precision="bf16") - sizes[0] == 64 * 32 * 2
+    bf16 = RLConfig(precision="bf16")
+    assert sizing.weights_bytes(model=tied, parameters=10, rl=bf16) - sizes[0] == 64 * 32 * 2
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "dpo"])
+def test_without_rollouts_there_is_no_engine_and_no_cache(algorithm):
+    rl = RLConfig(algorithm=algorithm, precision="bf16")
+    tied = parse_config({**TINY_CONFIG, "tie_word_embeddings": True})
+    assert sizing.weights_bytes(model=tied, parameters=10, rl=rl) == 10 * 2 + 250 * 2**20
+    adapter = sizing.lora_parameters(MODEL, LoRA())
+    assert sizing.run_bytes(model=MODEL, parameters=9, rl=rl, prompt_tokens=40) == (
+        adapter * (16 + 2) + sizing.activation_bytes(MODEL, 8, 104, 2) + sizing.logit_bytes(MODEL, rl, 104)
+    )
+
+
+def test_a_pair_is_never_split():
+    small = RLConfig(algorithm="dpo", micro_batch_size=1)
+    assert sizing.micro_batch(small) == 2
+    assert sizing.micro_batch(RLConfig(algorithm="sft", micro_batch_size=1)) == 1
+
+
+def run(starts: bool = False, **rl: Any) -> int:
+    config = RLConfig(precision="fp32", **rl)
+    return sizing.run_bytes(model=MODEL, parameters=1_000_000, rl=config, prompt_tokens=40, starts=starts)
+
+
+def test_a_reference_of_its_own_is_held_by_who_starts_elsewhere_and_compares():
+    full, penalty = {"type": "full"}, {"kl_beta": 0.1}
+    for plain in ({"loss": penalty}, {"algorithm": "dpo"}):
+        assert run(True, tuning=full, **plain) - run(tuning=full, **plain) == 1_000_000 * 4
+        assert run(True, **plain) - run(**plain) == sizing.lora_parameters(MODEL, LoRA()) * 4
+    # Nothing compares; or the base weights, which are there anyway, are the reference.
+    assert run(True, tuning=full) == run(tuning=full) == run(tuning=full, loss=penalty)
+
+
+def test_a_value_head_reads_the_hidden_states_of_a_micro_batch():
+    # 32 weights and a bias in four copies; 8 sequences of 104 tokens of 32 numbers.
+    assert run(algorithm="ppo") - run(algorithm="reinforce_pp") == (33 * 4 + 8 * 104 * 32) * 4
+
+
+def test_an_entropy_bonus_keeps_the_slopes_too():
+    bonus = RLConfig(tuning={"type": "full"}, micro_batch_size=2, loss={"entropy_coef": 0.01})
+    assert sizing.logit_bytes(MODEL, bonus, 10) == 4 * LOGIT_ROWS * 64 * 4 + 2 * 2 * 10 * 64 * 4
 
 
 def test_full_fine_tuning_holds_four_copies_of_everything_and_two_to_compute():

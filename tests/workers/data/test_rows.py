@@ -6,15 +6,8 @@ import tracemalloc
 
 import pytest
 
-from workers.data.rows import (
-    BOM,
-    MAX_ERRORS,
-    RowIndex,
-    check_grader_fields,
-    check_jsonl,
-    check_prompt_lengths,
-    iter_rows,
-)
+from workers.data.fits import check_grader_fields, check_prompt_lengths
+from workers.data.rows import BOM, MAX_ERRORS, RowIndex, check_jsonl, iter_rows
 from workers.spec import MathGrader, PythonGrader, StringCheckGrader
 
 
@@ -117,9 +110,9 @@ def test_a_surrogate_pair_is_a_character():
         (row(7), "messages[0].content", "row 2: messages[0].content must be a string, not a number"),
         (row("a\0b"), "messages[0].content", "row 2: messages[0].content holds the character U+0000"),
         (
-            {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]},
+            {"messages": [{"role": "user", "content": "hi"}, {"role": "system", "content": "ho"}]},
             "messages[1].role",
-            "row 2: messages[1].role must be user in the last message, not assistant",
+            "row 2: messages[1].role must be user or assistant in the last message, not system",
         ),
         (
             {"messages": [{"role": "user", "content": "hi", "weight": 1}]},

@@ -1,8 +1,8 @@
 """``manage.py bootstrap``: what a fresh installation needs before anybody can use it; safe to repeat.
 
-Always the built-in datasets, and the base model if its folder is there (``--models`` makes it). On the
-embedded default, or with ``--demo``, two demo tenants and three people, whose passwords are made once and
-kept in ``var/demo_signin.json``, for the owner of the machine only.
+Always the built-in datasets and corpora, and the base model if its folder is there (``--models`` makes it).
+On the embedded default, or with ``--demo``, two demo tenants and three people, whose passwords are made once
+and kept in ``var/demo_signin.json``, for the owner of the machine only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from backend import env
-from backend.catalog.services import datasets_register, model_add
+from backend.catalog.services import corpora_register, datasets_register, model_add
 from backend.common.errors import ServiceError
 from backend.tenants.models import Organization, Role, User
 from backend.tenants.services import member_add, organization_create, user_create
@@ -43,7 +43,9 @@ PEOPLE = (
 
 
 class Command(BaseCommand):
-    help = "Register built-in datasets and the base model; on the embedded default also demo tenants."
+    help = (
+        "Register built-in datasets, corpora and the base model; on the embedded default also demo tenants."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--demo", action="store_true", help="demo tenants on any database")
@@ -53,6 +55,8 @@ class Command(BaseCommand):
         try:
             for dataset in datasets_register():
                 self.stdout.write(f"dataset {dataset.name}: {dataset.rows:,} rows")
+            for corpus in corpora_register():
+                self.stdout.write(f"corpus {corpus.name}: {corpus.passages:,} passages")
             self._register_model(make=models)
             if demo or env.secret("DATABASE_URL") is None:
                 self._make_demo()
