@@ -28,8 +28,8 @@ REQUESTS_AT_ONCE = 16
 WATCH_S = 0.5
 OUTPUT_CHARS = 2_000
 NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
-#: What makes a last number the lower half of a fraction: "4/5", "4 out of 5".
-FRACTION = re.compile(r"\d\s*(?:/|out of|of)\s*$", re.IGNORECASE)
+#: What makes a last number a part of something else: "4/5", "4 out of 5", "0,8", "1,000", "3-4", "1.2.3".
+PART_OF = re.compile(r"\d(?:\s*(?:/|out of|of)\s*|,?)$", re.IGNORECASE)
 
 RemoteGrader = ScoreModelGrader | EndpointGrader
 
@@ -136,9 +136,9 @@ def read_score(text: str, bounds: tuple[float, float]) -> float:
     if not numbers:
         raise GradeError(ErrorType.BAD_SCORE, f"the model's reply holds no number: {shown}")
     last = numbers[-1]
-    if FRACTION.search(text[: last.start()]):
+    if PART_OF.search(text[: last.start()]):
         raise GradeError(
-            ErrorType.BAD_SCORE, f"the model's reply ends in a fraction, not in a score: {shown}"
+            ErrorType.BAD_SCORE, f"the model's reply ends in a fraction or a range, not in a score: {shown}"
         )
     score = checked_score(float(last[0]), "the model's score is")
     if not bounds[0] <= score <= bounds[1]:
