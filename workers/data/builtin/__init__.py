@@ -18,12 +18,14 @@ from workers.data.builtin.grid import grid
 from workers.data.builtin.guessing import guessing
 from workers.data.builtin.multihop import CORPUS, multihop_qa
 from workers.data.builtin.passages import passages
+from workers.data.builtin.reasoning_gym import PREFIX, DatasetUnavailable, reasoning_gym
 from workers.data.builtin.small_sums import small_sums
 
 __all__ = [
     "WORDS_GRADER",
     "BuiltinCorpus",
     "BuiltinDataset",
+    "DatasetUnavailable",
     "builtin_named",
     "word_rows",
     "write_builtin",
@@ -48,8 +50,15 @@ def write_builtin(folder: Path) -> list[BuiltinDataset]:
 
 
 def builtin_named(name: str, folder: Path) -> BuiltinDataset:
-    """The one of that name, its file in ``folder``; ``KeyError`` when there is none."""
+    """The one of that name, its file in ``folder``; ``reasoning-gym/<task>`` names any of that library.
+
+    ``DatasetUnavailable`` says for the customer why there is none. The first use of a task takes seconds.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    if name.startswith(PREFIX):
+        return reasoning_gym(name.removeprefix(PREFIX), folder)
+    if name not in DATASETS:
+        raise DatasetUnavailable(f"there is no built-in dataset {name[:100]!r}")
     return DATASETS[name](folder)
 
 

@@ -42,6 +42,21 @@ def grid_rows(rng: random.Random) -> list[Row]:
 def grid_row(start: Place, goal: Place, walls: list[Place]) -> Row:
     marks = {start: "S", goal: "G", **dict.fromkeys(walls, "#")}
     text = "\n".join("".join(marks.get((y, x), ".") for x in range(WIDTH)) for y in range(HEIGHT))
+    # The environment, too, draws "@" where the model stands.
+    task = f"{text.replace('S', '@')}\n{where_to(start, goal)}"
+    # A walk shows the form; without it, a small model seldom says a move.
+    return {
+        "messages": prompt(
+            "Walk to G. Reply with moves only.",
+            f"..G.\n@...\n.##.\n{where_to((1, 0), (0, 2))}",
+            "right right up",
+            task,
+        ),
+        "map": text,
+    }
+
+
+def where_to(start: Place, goal: Place) -> str:
     where = " and ".join(
         f"{abs(steps)} {later if steps > 0 else earlier}"
         for steps, later, earlier in (
@@ -50,13 +65,7 @@ def grid_row(start: Place, goal: Place, walls: list[Place]) -> Row:
         )
         if steps
     )
-    # The environment, too, draws "@" where the model stands.
-    shown = text.replace("S", "@")
-    task = f"{shown}\nYou are @. G is {where}. # is a wall."
-    return {
-        "messages": prompt("Walk to G. Reply with moves only, such as: up left", task),
-        "map": text,
-    }
+    return f"You are @. G is {where}. # is a wall."
 
 
 def way(start: Place, goal: Place, walls: list[Place]) -> int | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from workers.data.builtin.dataset import BuiltinDataset, Row, prompt, recommended, write_rows
 
+ASKED = "Guess my number. It is from 1 to 20."
 NUMBERS = range(1, 21)
 #: Rows of each number: the prompt is always the same.
 TIMES = 6
@@ -31,7 +32,10 @@ def guessing_rows(rng: random.Random) -> list[Row]:
 
 
 def guessing_row(number: int) -> Row:
+    # A game shows the form; without it, a small model seldom says a number.
     return {
-        "messages": prompt("Reply with one number.", "Guess my number. It is from 1 to 20."),
+        "messages": prompt(
+            "Reply with one number.", ASKED, "10", "Lower.", "5", "Higher.", "7", f"Yes. {ASKED}"
+        ),
         "number": number,
     }

@@ -11,6 +11,7 @@ from workers.data.builtin.passages import COLOURS, GOODS, HILLS, RIVERS, land
 from workers.spec import PythonGrader
 
 CORPUS = "multihop-corpus"
+BEGIN = "\nBegin with a <tool_call>."
 
 
 def multihop_qa(folder: Path) -> BuiltinDataset:
@@ -55,17 +56,18 @@ def questions() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
 
 
 def question_row(question: str, via: str, answer: str, choices: tuple[str, ...]) -> Row:
-    # A talk shows the form: a small model does not hit on a call by itself. Nobody in it is in the corpus.
+    # A talk shows the form, and each question says how to begin: a small model does not hit on a call by
+    # itself. Nobody of the talk is in the corpus.
     return {
         "messages": prompt(
             "Search, then answer in one word.",
-            "Which river is the town of Ada Bell on?",
+            f"Which river is the town of Ada Bell on?{BEGIN}",
             call("Ada Bell"),
             found("Ada Bell: Ada Bell is a tinker in Norham."),
             call("Norham"),
             found("Norham: Norham is a town on the Wye, known for its hats."),
             "Wye",
-            question,
+            question + BEGIN,
         ),
         "via": via,
         "answer": answer,
