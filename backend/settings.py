@@ -142,7 +142,12 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeout": 3600}
 CELERY_TIMEZONE = "UTC"
 # Checks take minutes; what comes round every half a minute must not wait for them.
 CELERY_TASK_DEFAULT_QUEUE = "periodic"
-CELERY_TASK_ROUTES = {"backend.jobs.tasks.validate_job": {"queue": "validation"}}
+CELERY_TASK_ROUTES = {
+    "backend.jobs.tasks.validate_job": {"queue": "validation"},
+    # Somebody waits for these.
+    "backend.jobs.trials.try_grader": {"queue": "graders"},
+}
+CELERY_IMPORTS = ["backend.jobs.trials"]
 CELERY_BEAT_SCHEDULE = {
     "jobs.validations_sweep": {
         "task": "backend.jobs.tasks.validations_sweep",

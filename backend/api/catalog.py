@@ -16,7 +16,7 @@ from backend.api.base import FORM_BYTES, ApiView, actor_of, listed, one_of, whol
 from backend.api.downloads import download, file_chunks
 from backend.catalog.access import file_access, model_access
 from backend.catalog.selectors import datasets_all, files_page, models_all
-from backend.catalog.services import PURPOSE, file_create
+from backend.catalog.services import CHECKS, PURPOSE, file_create
 from backend.common.errors import InvalidRequest, NotFound
 from backend.jobs.services import file_delete
 from backend.tenants.access import require_write
@@ -31,7 +31,7 @@ class Files(ApiView):
             actor_of(request).organization,
             limit=whole(request, "limit", 20),
             after=request.query_params.get("after"),
-            purpose=one_of(request, "purpose", [PURPOSE]),
+            purpose=one_of(request, "purpose", CHECKS),
         )
         return Response(listed(page.items, shapes.file, has_more=page.has_more))
 

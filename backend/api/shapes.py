@@ -6,9 +6,11 @@ from datetime import datetime
 from typing import Any
 
 from backend.catalog.models import BaseModel, Dataset, File
+from backend.jobs.methods import REINFORCEMENT, method_of
 from backend.jobs.models import Event, Job, JobCheckpoint, Sample, Transition
 from backend.jobs.selectors import MetricsRow
 from backend.jobs.states import REASON_TEXT, JobStatus, Reason
+from backend.tenants.models import Secret
 
 
 def epoch(at: datetime | None) -> int | None:
@@ -27,6 +29,7 @@ def file(row: File) -> dict[str, Any]:
         "sha256": row.sha256,
         "rows": row.rows,
         "fields": row.fields,
+        "kinds": row.kinds,
     }
 
 
@@ -51,6 +54,7 @@ def dataset(row: Dataset) -> dict[str, Any]:
         "rows": row.rows,
         "fields": row.fields,
         "grader": row.grader,
+        "environment": row.environment,
         "recommended": row.recommended,
     }
 
@@ -79,10 +83,9 @@ def job(row: Job) -> dict[str, Any]:
         "user_provided_suffix": row.spec["suffix"],
         "metadata": row.metadata,
         "hyperparameters": hyperparameters,
-        "method": {
-            "type": "reinforcement",
-            "reinforcement": {"grader": row.spec["grader"], "hyperparameters": hyperparameters},
-        },
+        "method": _method(row.spec, hyperparameters),
+        "environment": row.spec["environment"],
+        "start_from": row.spec.get("start_from"),
         "resolved": row.spec,
         "progress": {"steps": row.steps, "steps_done": row.steps_done, "reward": row.last_reward},
         "cost": {"micro_usd": row.cost_micro_usd},
@@ -127,6 +130,7 @@ def sample(row: Sample) -> dict[str, Any]:
         "reward": row.reward,
         "error": row.error or None,
         "advantage": row.advantage,
+        "parts": row.parts,
         "finish": row.finish,
     }
 
@@ -162,11 +166,33 @@ def transition(row: Transition) -> dict[str, Any]:
     }
 
 
-def _hyperparameters(spec: dict[str, Any]) -> dict[str, Any]:
+def secret(row: Secret) -> dict[str, Any]:
+    """The value is nowhere in it."""
     return {
+        "id": row.name,
+        "object": "secret",
+        "name": row.name,
+        "created_at": epoch(row.created_at),
+        "changed_at": epoch(row.changed_at),
+    }
+
+
+def _hyperparameters(spec: dict[str, Any]) -> dict[str, Any]:
+    found = {
         "batch_size": spec["rl"]["prompts_per_step"],
         "learning_rate": spec["rl"]["optimizer"]["learning_rate"],
     }
+    if spec["rl"]["algorithm"] == "dpo":
+        found["beta"] = spec["rl"]["loss"]["dpo_beta"]
+    return found
+
+
+def _method(spec: dict[str, Any], hyperparameters: dict[str, Any]) -> dict[str, Any]:
+    method = method_of(spec["rl"]["algorithm"])
+    of_method = {"hyperparameters": hyperparameters}
+    if method == REINFORCEMENT:
+        of_method = {"grader": spec["grader"], **of_method}
+    return {"type": method, method: of_method}
 
 
 def _reason_text(row: Job) -> str:

@@ -8,7 +8,7 @@ from django.urls import path, register_converter
 from rest_framework.exceptions import NotFound
 from rest_framework.request import Request
 
-from backend.api import catalog, jobs
+from backend.api import catalog, graders, jobs, secrets
 from backend.api.base import ApiView
 
 
@@ -44,6 +44,10 @@ urlpatterns = [
     path("models", catalog.Models.as_view(), name="models"),
     path("models/<path:name>", catalog.ModelOne.as_view(), name="model"),
     path("datasets", catalog.Datasets.as_view(), name="datasets"),
+    path("secrets", secrets.Secrets.as_view(), name="secrets"),
+    path("secrets/<str:name>", secrets.SecretOne.as_view(), name="secret"),
+    path("fine_tuning/alpha/graders/run", graders.GraderRun.as_view(), name="grader_run"),
+    path("fine_tuning/alpha/graders/validate", graders.GraderValidate.as_view(), name="grader_validate"),
     path("fine_tuning/jobs", jobs.Jobs.as_view(), name="jobs"),
     path(JOB, jobs.JobOne.as_view(), name="job"),
     path(f"{JOB}/cancel", jobs.JobCancel.as_view(), name="job_cancel"),

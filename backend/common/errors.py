@@ -54,6 +54,14 @@ class LimitReached(ServiceError):
     default_code = "limit_reached"
 
 
+class Unavailable(ServiceError):
+    """Nothing is wrong with the request: a part of the service is busy or away."""
+
+    status = 503
+    type = "server_error"
+    default_code = "unavailable"
+
+
 class TooLarge(ServiceError):
     """More bytes than are taken."""
 

@@ -22,7 +22,6 @@ from workers.models.limits import longest_sequence
 from workers.outside import OutsideError, check_url
 from workers.spec import (
     Chat,
-    EndpointGrader,
     GridWorld,
     GuessingGame,
     JobSpec,
@@ -30,9 +29,8 @@ from workers.spec import (
     OwnEnvironment,
     RemoteEnvironment,
     RLConfig,
-    ScoreModelGrader,
     corpora_of,
-    plain_graders,
+    secrets_of,
 )
 
 Source = File | Dataset
@@ -204,19 +202,17 @@ def corpora(actor: Actor, spec: JobSpec) -> dict[str, File | Corpus]:
 
 
 def check_secrets(spec: JobSpec, organization: Organization, path: str) -> None:
-    missing = secrets_missing(organization, spec.secrets)
-    if not missing:
-        return
-    of_grader = {
-        plain.secret
-        for plain in ([] if spec.grader is None else plain_graders(spec.grader))
-        if isinstance(plain, ScoreModelGrader | EndpointGrader)
-    }
-    raise InvalidRequest(
-        f"The organization has no secret {missing[0]!r}.",
-        param=path if missing[0] in of_grader else "environment.secret",
-        code="secret_not_found",
-    )
+    if spec.grader is not None:
+        refuse_missing_secrets(organization, secrets_of(spec.grader), path)
+    refuse_missing_secrets(organization, spec.secrets, "environment.secret")
+
+
+def refuse_missing_secrets(organization: Organization, names: set[str], path: str) -> None:
+    missing = secrets_missing(organization, names)
+    if missing:
+        raise InvalidRequest(
+            f"The organization has no secret {missing[0]!r}.", param=path, code="secret_not_found"
+        )
 
 
 def check_lengths(spec: JobSpec, model: BaseModel) -> None:

@@ -234,6 +234,8 @@ class Stack:
         worker = [*celery, "worker", "--pool", "prefork", "--loglevel", "INFO", "--without-mingle"]
         # One tenant has at most one check running: with two, a long file leaves room for the others.
         validator = [*worker, "-n", "validator@%h", "-Q", "validation", "-c", "2"]
+        # Trials of graders, for which somebody waits; one tenant has one at a time.
+        grader = [*worker, "-n", "grader@%h", "-Q", "graders", "-c", "2"]
         periodic = [*worker, "-n", "periodic@%h", "-Q", "periodic", "-c", "1"]
         schedule = str(self.var / "celerybeat-schedule")
         beat = ["beat", "--loglevel", "INFO", "--pidfile", "", "--schedule", schedule]
@@ -243,6 +245,7 @@ class Stack:
         return [
             Program("scheduler", [*manage, "run_scheduler"], ready_line="scheduler ready", stop_seconds=12.0),
             Program("validator", validator, ready_line=" ready."),
+            Program("grader", grader, ready_line=" ready."),
             Program("periodic", periodic, ready_line=" ready."),
             Program("beat", [*celery, *beat], ready_line="beat: Starting"),
             Program("web", [*uvicorn, *manners], ready_check=self._web_answers),

@@ -41,6 +41,7 @@ def test_what_comes_round_waits_for_no_check_of_data(var: Path) -> None:
         if not name.startswith("celery.")
     }
     assert read_by.pop("backend.jobs.tasks.validate_job") == "validator"
+    assert read_by.pop("backend.jobs.trials.try_grader") == "grader"
     assert set(read_by.values()) == {"periodic"}
 
 

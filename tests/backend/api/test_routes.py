@@ -15,6 +15,7 @@ from django.urls import get_resolver, reverse
 
 from backend.api import urls
 from backend.jobs.states import JobStatus
+from backend.tenants.secrets import secret_put
 from tests import factories
 
 
@@ -34,6 +35,10 @@ def upload() -> dict[str, Any]:
     return {"data": {"purpose": "fine-tune", "file": SimpleUploadedFile("a.jsonl", content)}}
 
 
+def secret() -> dict[str, Any]:
+    return {"data": {"name": "key", "value": "open sesame"}, "format": "json"}
+
+
 def nothing() -> dict[str, Any]:
     return {"data": {}, "format": "json"}
 
@@ -47,6 +52,11 @@ CASES = [
     Case("models", "get"),
     Case("model", "get", ("name",)),
     Case("datasets", "get"),
+    Case("secrets", "get"),
+    Case("secrets", "post", body=secret, writes=True),
+    Case("secret", "delete", ("secret_name",), writes=True),
+    Case("grader_run", "post", body=nothing, writes=True),
+    Case("grader_validate", "post", body=nothing, writes=True),
     Case("jobs", "get"),
     Case("jobs", "post", body=nothing, writes=True),
     Case("job", "get", ("job_id",)),
@@ -74,7 +84,8 @@ def verbs_of(pattern: Any) -> set[str]:
 
 
 def send(client: Any, case: Case, ids: dict[str, str]) -> Any:
-    url = reverse(f"api:{case.route}", kwargs={name: ids[name] for name in case.ids})
+    kwargs = {name.removeprefix("secret_"): ids[name] for name in case.ids}
+    url = reverse(f"api:{case.route}", kwargs=kwargs)
     return getattr(client, case.verb)(url, **(case.body() if case.body else {}))
 
 
@@ -84,7 +95,9 @@ def northwinds(northwind, tmp_path) -> dict[str, str]:
     job = factories.job(northwind.organization, tmp_path, status=JobStatus.RUNNING)
     kept = factories.checkpoint(factories.attempt(job), tmp_path)
     own = factories.base_model(tmp_path / "own", of=northwind.organization)
+    secret_put(actor=northwind.member, name="theirs", value="open sesame")
     return {
+        "secret_name": "theirs",
         "file_id": job.training_file.public_id,
         "job_id": job.public_id,
         "checkpoint_id": kept.public_id,
