@@ -9,7 +9,7 @@ from workers.rl.advantages import group_advantages
 
 def test_mean_and_deviation_by_hand() -> None:
     # Mean 2.5; squared distances 2.25 + 0.25 + 0.25 + 2.25 = 5, sample variance 5/3.
-    deviation = math.sqrt(5 / 3) + 1e-6
+    deviation = math.sqrt(5 / 3) + 1e-4
     assert group_advantages([1, 2, 3, 4], [True] * 4, normalize=False) == [-1.5, -0.5, 0.5, 1.5]
     assert group_advantages([1, 2, 3, 4], [True] * 4, normalize=True) == pytest.approx(
         [-1.5 / deviation, -0.5 / deviation, 0.5 / deviation, 1.5 / deviation], abs=1e-12
