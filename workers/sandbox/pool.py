@@ -15,10 +15,8 @@ others need the room, after ``MAX_CALLS`` calls, and after a failure of its own.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
-import os
-import tempfile
+import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -26,14 +24,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from workers.sandbox.process import (
-    SCRATCH_PREFIX,
-    CallResult,
-    FailureKind,
-    ReplyMissing,
-    SandboxProcess,
-)
-from workers.sandbox.runner import FIRST_USER, GRADE
+from workers.sandbox.child.source import GRADE
+from workers.sandbox.probe import Found, isolation
+from workers.sandbox.process import SandboxProcess
+from workers.sandbox.replies import CallResult, FailureKind, ReplyMissing
+from workers.sandbox.scratch import sweep
+
+log = logging.getLogger(__name__)
 
 MAX_CALLS = 500
 
@@ -82,8 +79,9 @@ class SandboxPool:
         self._leased: dict[SandboxProcess, Batch] = {}
         self._batches: list[Batch] = []
         self._turns = itertools.count(1)
-        sweep(scratch_root or Path(tempfile.gettempdir()))
-        self._blank: SandboxProcess | None = SandboxProcess(scratch_root)
+        self.isolation: Found = isolation()
+        sweep(scratch_root)
+        self._blank = self._start() if self.isolation.kind else None
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="sandbox")
 
     def __enter__(self) -> SandboxPool:
@@ -134,11 +132,14 @@ class SandboxPool:
 
         ``owner`` names whose code it is (a run, a tenant): its processes stay warm for the same owner's next
         batch, and what one call leaves in memory or in files the next may see. Without one they end with the
-        batch. Sources of our own keep nothing of a tenant's: ``shared`` names processes that all owners use;
-        it also keeps calls of one owner apart, e.g. those of two episodes. Running the source's top level may
-        take ``load_timeout_s`` (left out: ``timeout_s``). ``paths`` are further import folders, for sources
-        of our own.
+        batch. Sources of our own keep nothing of a tenant's: ``shared`` names processes that all owners use.
+        Running the source's top level may take ``load_timeout_s`` (left out: ``timeout_s``). ``paths`` are
+        further import folders, for sources of our own, see ``view.packages``.
+
+        Where no isolation works every call fails, see ``probe``.
         """
+        if self.isolation.kind is None:
+            return [CallResult(None, self.isolation.text, FailureKind.SANDBOX) for _ in calls]
         name = owner or f"batch {next(self._batch_numbers)}"
         key = (shared or name, source)
         batch = Batch(key, name, function, calls, timeout_s, load_timeout_s or timeout_s, paths)
@@ -230,7 +231,7 @@ class SandboxPool:
         try:
             if not process.loaded:
                 wanted = GRADER if batch.function == GRADE else ()
-                failure = process.load(batch.key[1], batch.load_timeout_s, wanted, batch.paths)
+                failure = process.load(batch.key[1], batch.load_timeout_s, wanted)
                 if failure is not None:
                     if batch.broken is None and failure.kind is not FailureKind.SANDBOX:
                         batch.broken = failure
@@ -253,14 +254,21 @@ class SandboxPool:
             if warm:
                 self._idle.remove(warm[-1])
                 process = warm[-1][1]
+            elif batch.paths:
+                process = self._start(batch.paths)  # what it may read is settled at its start
             else:
-                process = self._blank or SandboxProcess(self._scratch_root)
+                process = self._blank or self._start()
                 self._blank = None
             self._leased[process] = batch
             if self._blank is None:
                 with contextlib.suppress(OSError):  # the next one who needs it is told
-                    self._blank = SandboxProcess(self._scratch_root)
+                    self._blank = self._start()
         return process
+
+    def _start(self, paths: tuple[str, ...] = ()) -> SandboxProcess:
+        if self.isolation.kind is None:
+            raise OSError(self.isolation.text)
+        return SandboxProcess(self.isolation.kind, self._scratch_root, paths)
 
     def _release(self, key: Key, process: SandboxProcess) -> None:
         with self._lock:
@@ -298,23 +306,6 @@ def closed() -> CallResult:
     return CallResult(None, "the sandbox pool was closed", FailureKind.SANDBOX)
 
 
-def sweep(root: Path) -> None:
-    """Remove scratch folders whose process and its parent are gone.
-
-    A process without rights empties its own, but cannot take it out of a folder that is not its own. As long
-    as it lives it holds a lock on it.
-    """
-    for folder in root.glob(f"{SCRATCH_PREFIX}*"):
-        with contextlib.suppress(OSError):  # e.g. it is locked, or not empty
-            if folder.lstat().st_uid > FIRST_USER:
-                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    folder.rmdir()
-                finally:
-                    os.close(descriptor)
-
-
 def check_source(source: str, wanted: Sequence[str] = GRADER) -> None:
     """Refuse a source that does not compile or does not define what is ``wanted``, without running it.
 
@@ -322,7 +313,10 @@ def check_source(source: str, wanted: Sequence[str] = GRADER) -> None:
     Raises ValueError that names the line. The compiler runs in a sandbox process too: hostile sources can
     exhaust it.
     """
-    process = SandboxProcess()
+    found = isolation()
+    if found.kind is None:
+        raise ValueError(found.text)
+    process = SandboxProcess(found.kind)
     try:
         problem = process.check(source, wanted)
     except ReplyMissing as missing:

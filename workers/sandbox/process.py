@@ -2,118 +2,72 @@
 
 A child that timed out, died or answered nonsense is killed with its whole process group and is of no further
 use; ``alive`` says so. Not thread-safe, ``interrupt`` apart: whoever leases the process owns it.
-
-The child is a user without rights: the parent's own, or, when that is root, one of the child's own. It reads
-what every user of the machine may read, writes in its scratch folder and where every user may write, and
-starts no process. What could not be had is logged once; a child that stays root may start processes, and one
-that leaves the group outlives it.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import math
 import os
 import selectors
-import shutil
 import signal
 import struct
 import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from workers.sandbox.runner import GRADE, VALUE_BYTES
+from workers.sandbox.isolation import ENVIRONMENT, Isolation, command, confinement
+from workers.sandbox.replies import CallResult, FailureKind, ReplyMissing, parse_reply, read_error, read_reply
+from workers.sandbox.scratch import Scratch
 
-log = logging.getLogger(__name__)
-
-RUNNER = Path(__file__).with_name("runner.py")
-SCRATCH_PREFIX = "grader-"
 START_TIMEOUT_S = 60.0
 CHECK_TIMEOUT_S = 10.0
-ADDRESS_SPACE_BYTES = 1 << 30
-FILE_SIZE_BYTES = 16 << 20
 OUTPUT_BYTES = 16 << 10
-#: A reply is a value of at most runner.VALUE_BYTES, or an error, and the names around it.
-REPLY_BYTES = VALUE_BYTES + 4096
-ERROR_CHARS = 2_000
 READ_BYTES = 64 << 10
-
-
-class FailureKind(StrEnum):
-    """Why a call has no value."""
-
-    SOURCE = "source"  # the source does not compile, or its top level failed
-    EXCEPTION = "exception"
-    TIMEOUT = "timeout"
-    MEMORY = "memory"
-    CRASHED = "crashed"  # the process ended or broke the protocol
-    BAD_SCORE = "bad_score"  # not a finite number
-    BAD_VALUE = "bad_value"  # no JSON, or too long
-    SANDBOX = "sandbox"  # our fault, not the grader's: no process could be started, or the pool was closed
-
-
-@dataclass(frozen=True)
-class CallResult:
-    """One call: its value, JSON, or an error and its kind; ``seconds`` of wall clock."""
-
-    value: Any
-    error: str | None = None
-    kind: FailureKind | None = None
-    seconds: float = 0.0
-    output: str = ""
-
-    @property
-    def score(self) -> float | None:
-        """The value of a call of ``grade``, a finite number; None when it failed."""
-        return self.value if self.error is None else None
-
-
-class ReplyMissing(Exception):
-    """The child gave no usable reply and has been killed."""
-
-    def __init__(self, kind: FailureKind, message: str):
-        super().__init__(message)
-        self.kind = kind
+SIGNALED = 128  # a status above is of one that a signal killed
 
 
 class SandboxProcess:
-    """A fresh interpreter in its own session and scratch folder, with limits, waiting for a grader."""
+    """A fresh interpreter in its own session, confined, waiting for a source.
 
-    def __init__(self, scratch_root: Path | None = None):
-        self.scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=scratch_root))
+    ``paths`` are further folders to import from, for sources of our own.
+    """
+
+    def __init__(self, isolation: Isolation, scratch_root: Path | None = None, paths: tuple[str, ...] = ()):
         self.calls = 0
         self.loaded = False
+        self._isolation = isolation
         self._greeted = False
         self._killed = False
         self._interrupted = False
         self._kill_lock = threading.Lock()
         self._output = bytearray()
+        self._scratch = Scratch(scratch_root) if isolation is Isolation.LANDLOCK else None
+        theirs, self._lifeline = os.pipe()
         try:
             self._child = subprocess.Popen(
-                command(),
+                command(isolation, paths),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                cwd=self.scratch,
-                env={"PYTHONHASHSEED": "0"},  # sets iterate in the same order in every child
+                cwd=self._scratch.path if self._scratch else "/",
+                env=ENVIRONMENT,
+                pass_fds=[theirs],
                 start_new_session=True,
             )
         except BaseException:
-            shutil.rmtree(self.scratch, ignore_errors=True)
+            self._let_go()
             raise
+        finally:
+            os.close(theirs)
         self.pid = self._child.pid
         for stream in (self._child.stdin, self._child.stdout, self._child.stderr):
             os.set_blocking(stream.fileno(), False)
+        # It goes on by itself from here, while no one waits.
+        self._unsent = self._write(memoryview(framed(confinement(isolation, paths, theirs))))
 
     @property
     def alive(self) -> bool:
@@ -127,15 +81,10 @@ class SandboxProcess:
             "error"
         )
 
-    def load(
-        self, source: str, timeout_s: float, wanted: Sequence[str] = (), paths: Sequence[str] = ()
-    ) -> CallResult | None:
-        """Run the source's top level; None, or the failure that every call would meet.
-
-        ``paths`` are further import folders, for sources of our own.
-        """
+    def load(self, source: str, timeout_s: float, wanted: Sequence[str] = ()) -> CallResult | None:
+        """Run the source's top level; None, or the failure that every call would meet."""
         start = time.monotonic()
-        request = {"op": "load", "source": source, "wanted": wanted, "timeout_s": timeout_s, "paths": paths}
+        request = {"op": "load", "source": source, "wanted": wanted, "timeout_s": timeout_s}
         try:
             error = self._request(request, timeout_s).get("error")
         except ReplyMissing as missing:
@@ -171,12 +120,14 @@ class SandboxProcess:
         if self._greeted:
             return
         try:
-            hello = self._exchange(b"", time.monotonic() + START_TIMEOUT_S, "timed out")
+            hello = self._exchange(self._unsent, time.monotonic() + START_TIMEOUT_S, "timed out")
         except ReplyMissing as missing:
-            message = f"the sandbox's interpreter did not start: {missing}"
+            said = self._take_output().strip()
+            message = f"the sandboxed process did not start: {missing}{': ' if said else ''}{said[-500:]}"
             raise ReplyMissing(FailureKind.SANDBOX, message) from None
-        if hello.get("missing"):
-            _warn(hello["missing"])
+        if "refused" in hello:
+            self.kill()
+            raise ReplyMissing(FailureKind.SANDBOX, f"the sandbox does not hold: {hello['refused']}")
         self._greeted = True
 
     def interrupt(self) -> None:
@@ -187,7 +138,7 @@ class SandboxProcess:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """End the process and everything in its group, and remove its scratch folder. Twice is once."""
+        """End the process and everything in its group, and its scratch folder. Twice is once."""
         with self._kill_lock:
             if self._killed:
                 return
@@ -197,22 +148,23 @@ class SandboxProcess:
             self._child.wait(timeout=START_TIMEOUT_S)
         for stream in (self._child.stdin, self._child.stdout, self._child.stderr):
             stream.close()
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        os.close(self._lifeline)
+        if self._scratch is not None:
+            self._scratch.remove()
 
     def _request(self, message: dict, timeout_s: float) -> dict:
         """Raises ReplyMissing, after killing the child."""
         self.greet()
-        body = json.dumps(message).encode()
-        return self._exchange(
-            struct.pack(">I", len(body)) + body,
-            time.monotonic() + timeout_s,
-            f"timed out after {timeout_s:g} s",
-        )
+        request = memoryview(framed(message))
+        return self._exchange(request, time.monotonic() + timeout_s, f"timed out after {timeout_s:g} s")
 
-    def _exchange(self, request: bytes, deadline: float, timeout_message: str) -> dict:
+    def _exchange(self, request: memoryview, deadline: float, timeout_message: str) -> dict:
         """Send ``request`` and read one reply, draining what the child prints meanwhile."""
         try:
-            return self._talk(memoryview(request), deadline, timeout_message)
+            return self._talk(request, deadline, timeout_message)
         except ReplyMissing:
             self._read_output()
             self.kill()
@@ -279,75 +231,21 @@ class SandboxProcess:
             time.sleep(0.002)
         if ended is None:
             return "the sandboxed process closed its reply pipe"
-        if ended.si_code == os.CLD_EXITED:
-            return f"the sandboxed process exited with status {ended.si_status}"
-        if ended.si_status == signal.SIGXCPU:
-            return "the sandboxed process used up its CPU time"
-        return f"the sandboxed process was killed by {signal.Signals(ended.si_status).name}"
+        return epitaph(self._isolation, ended)
 
 
-def command() -> list[str]:
-    """The child's command line; a wrapper that enters namespaces goes in front of it."""
-    flags = [
-        "-P",
-        "-s",
-        "-S",
-        "-B",
-        "-X",
-        "utf8",
-    ]  # no script folder, no user or site packages, no .pyc files
-    # What is installed, and not the project: the child may open a way for itself to these folders.
-    folders = os.pathsep.join(path for path in sys.path if path.endswith("-packages"))
-    return [sys.executable, *flags, str(RUNNER), str(ADDRESS_SPACE_BYTES), str(FILE_SIZE_BYTES), folders]
+def framed(message: dict) -> bytes:
+    body = json.dumps(message).encode()
+    return struct.pack(">I", len(body)) + body
 
 
-@cache
-def _warn(missing: str) -> None:
-    log.warning("the sandbox is not whole: %s", missing)
-
-
-def parse_reply(data: bytearray) -> dict | None:
-    """The reply when all of it has arrived. The bytes are a tenant's to choose: anything odd is a crash."""
-    if len(data) < 4:
-        return None
-    size = struct.unpack(">I", data[:4])[0]
-    if size > REPLY_BYTES or len(data) > size + 4:
-        raise ReplyMissing(FailureKind.CRASHED, "the sandboxed process sent an oversized reply")
-    if len(data) < size + 4:
-        return None
-    try:
-        message = json.loads(data[4:], parse_constant=refuse)
-    except (ValueError, RecursionError):
-        message = None
-    if not isinstance(message, dict):
-        raise ReplyMissing(FailureKind.CRASHED, "the sandboxed process sent an unreadable reply")
-    return message
-
-
-def refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
-
-
-def read_reply(function: str, reply: dict, seconds: float, output: str) -> CallResult:
-    if "value" in reply and is_value(function, reply["value"]):
-        return CallResult(reply["value"], seconds=seconds, output=output)
-    try:
-        kind = FailureKind(reply.get("kind"))
-    except ValueError:
-        kind = FailureKind.CRASHED
-    return CallResult(None, read_error(reply), kind, seconds, output)
-
-
-def is_value(function: str, value: Any) -> bool:
-    if function == GRADE:
-        return type(value) is float and math.isfinite(value)
-    try:
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError):  # e.g. half a character, which no file takes
-        return False
-    return True
-
-
-def read_error(reply: dict) -> str:
-    text = str(reply.get("error", "the sandboxed process sent a reply without a value"))
-    return text[:ERROR_CHARS].encode("utf-8", "replace").decode()
+def epitaph(isolation: Isolation, ended: os.waitid_result) -> str:
+    status, exited = ended.si_status, ended.si_code == os.CLD_EXITED
+    if exited and isolation is Isolation.BUBBLEWRAP and status > SIGNALED:  # its way to say so
+        status, exited = status - SIGNALED, False
+    if exited:
+        return f"the sandboxed process exited with status {status}"
+    if status == signal.SIGXCPU:
+        return "the sandboxed process used up its CPU time"
+    known = status in set(signal.Signals)
+    return f"the sandboxed process was killed by {signal.Signals(status).name if known else status}"
