@@ -8,14 +8,14 @@ pool's wall clock, in processes that all tenants share: they keep nothing of any
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from workers.graders.grades import ErrorType, GradeError, GradeInput, GradeResult, as_sample, checked_score
 from workers.graders.templates import Filler
 from workers.sandbox.pool import SandboxPool
-from workers.sandbox.process import CallResult
+from workers.sandbox.replies import CallResult
+from workers.sandbox.view import packages
 from workers.spec import JsonSchemaGrader, MathGrader, PythonGrader
 
 Arguments = tuple[dict[str, Any], dict[str, Any]]  # sample, item
@@ -110,7 +110,7 @@ def grade_ours(
             owner=owner,
             shared=name,
             load_timeout_s=OWN_LOAD_TIMEOUT_S,
-            paths=tuple(path for path in sys.path if path),
+            paths=packages(),
         )
     )
     return [call if isinstance(call, GradeResult) else as_result(next(graded)) for call in calls]
