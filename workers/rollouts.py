@@ -33,8 +33,8 @@ from workers.protocol import Merge, SubStageKind
 from workers.residents.mailbox import News
 from workers.spec import JobSpec
 
-#: Longest time an environment may take over an answer.
-ANSWER_LIMIT_S = 600.0
+#: Longest time an environment may take over an answer; a backstop, above any ``environment.episode_s``.
+ANSWER_LIMIT_S = 4000.0
 #: The last part of a tail: from here on, most groups of the step are whole.
 THIN = 4
 #: A batch that has grown so many times since it was last told of is told of again.

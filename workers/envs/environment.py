@@ -9,6 +9,7 @@ an episode that is played again is the same.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -55,6 +56,11 @@ class Beginning:
     def name(self) -> str:
         """The episode's, unique within its run."""
         return "-".join(map(str, self.stream))
+
+    @property
+    def seed(self) -> int:
+        """For what the world draws by chance; below 2^31."""
+        return int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:4]) >> 1
 
 
 def bounded(text: str) -> str:

@@ -13,6 +13,7 @@ from workers.envs.grid_world import GridWorld
 from workers.envs.guessing_game import GuessingGame
 from workers.envs.own import OwnEnvironment
 from workers.envs.problems import EpisodeFailed, EpisodeFailure
+from workers.envs.reasoning_gym import ReasoningGym
 from workers.envs.remote import RemoteEnvironment
 from workers.envs.tools import ToolUse, instructions
 from workers.spec import environments as spec
@@ -46,6 +47,8 @@ def _begin(settings: spec.Environment, beginning: Beginning) -> Environment:
             return Chat(settings, beginning)
         case spec.Tools():
             return ToolUse(settings, beginning)
+        case spec.ReasoningGym():
+            return ReasoningGym(settings, beginning)
         case spec.OwnEnvironment():
             return OwnEnvironment(settings, beginning)
         case spec.RemoteEnvironment():

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workers.calls import call
-from workers.sandbox.process import CallResult
+from workers.envs.problems import EpisodeFailed, EpisodeFailure
+from workers.sandbox.process import CallResult, FailureKind
+
+KINDS = {
+    FailureKind.TIMEOUT: EpisodeFailure.TIMEOUT,
+    FailureKind.CRASHED: EpisodeFailure.CRASHED,
+    FailureKind.MEMORY: EpisodeFailure.CRASHED,
+    FailureKind.SANDBOX: EpisodeFailure.SANDBOX,
+    FailureKind.BAD_VALUE: EpisodeFailure.BAD_ANSWER,
+}
 
 
 @dataclass(frozen=True)
@@ -30,7 +39,20 @@ class Helpers:
         )
         return found
 
+    async def score_puzzle(self, puzzle: dict[str, Any], text: str) -> CallResult:
+        """The library's score of an answer to a puzzle of ``workers.envs.reasoning_gym``."""
+        found: CallResult = await call(self.actor.score_puzzle, self.run_key, puzzle, text)
+        return found
+
     async def search(self, corpus: str, query: str, count: int) -> list[tuple[str, str]]:
         """Title and text of the best passages."""
         found: list[tuple[str, str]] = await call(self.actor.search, self.corpora[corpus], query, count)
         return found
+
+
+def failure_of(result: CallResult) -> EpisodeFailed:
+    """What a call that failed in the sandbox is to its episode."""
+    kind = EpisodeFailure.EXCEPTION
+    if result.kind is not None:
+        kind = KINDS.get(result.kind, kind)
+    return EpisodeFailed(kind, result.error or "the call failed")

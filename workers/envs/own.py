@@ -6,13 +6,10 @@ process that knows the episode takes the last, another builds the object anew an
 
 from __future__ import annotations
 
-import hashlib
-
 from workers.envs.answers import observation_of
 from workers.envs.environment import Beginning, Observation
-from workers.envs.problems import EpisodeFailed, EpisodeFailure
+from workers.envs.helpers import failure_of
 from workers.sandbox.pool import check_source
-from workers.sandbox.process import FailureKind
 from workers.spec import OwnEnvironment as Settings
 
 WANTED = ("Environment.__init__(item, seed)", "Environment.step(turn)")
@@ -34,13 +31,6 @@ def _jigsaw_step(episode, item, seed, turns):
         del _jigsaw_episodes[next(iter(_jigsaw_episodes))]
     return answer
 """
-KINDS = {
-    FailureKind.TIMEOUT: EpisodeFailure.TIMEOUT,
-    FailureKind.CRASHED: EpisodeFailure.CRASHED,
-    FailureKind.MEMORY: EpisodeFailure.CRASHED,
-    FailureKind.SANDBOX: EpisodeFailure.SANDBOX,
-    FailureKind.BAD_VALUE: EpisodeFailure.BAD_ANSWER,
-}
 
 
 def check_environment(source: str) -> None:
@@ -56,15 +46,14 @@ class OwnEnvironment:
     async def step(self, turn: str) -> Observation:
         self._turns.append(turn)
         beginning = self._beginning
-        seed = int.from_bytes(hashlib.sha256(beginning.name.encode()).digest()[:4]) >> 1
         result = await beginning.helpers.run(
             self._settings.source + HARNESS,
             "_jigsaw_step",
-            [beginning.name, beginning.item, seed, self._turns],
-            self._settings.timeout_s,
+            [beginning.name, beginning.item, beginning.seed, self._turns],
+            # Any process of the run may get the call, and one that does not know the episode hears all of it.
+            self._settings.timeout_s * len(self._turns),
             apart="",
         )
         if result.error is not None:
-            kind = EpisodeFailure.EXCEPTION if result.kind is None else KINDS.get(result.kind)
-            raise EpisodeFailed(kind or EpisodeFailure.EXCEPTION, result.error)
+            raise failure_of(result)
         return observation_of(result.value)

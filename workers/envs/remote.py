@@ -8,6 +8,12 @@ from workers.envs.problems import EpisodeFailed, EpisodeFailure
 from workers.outside import Door, OutsideError, Trouble
 from workers.spec import RemoteEnvironment as Settings
 
+KINDS = {
+    Trouble.TIMEOUT: EpisodeFailure.TIMEOUT,
+    Trouble.TOO_LARGE: EpisodeFailure.BAD_ANSWER,
+    Trouble.NOT_JSON: EpisodeFailure.BAD_ANSWER,
+}
+
 
 class RemoteEnvironment:
     def __init__(self, settings: Settings, beginning: Beginning) -> None:
@@ -21,7 +27,7 @@ class RemoteEnvironment:
         body = {
             "run": beginning.helpers.run_key,
             "episode": beginning.name,
-            "seed": list(beginning.stream),
+            "seed": beginning.seed,
             "item": beginning.item,
             "turn": self._turn,
             "text": turn,
@@ -33,7 +39,6 @@ class RemoteEnvironment:
             async with Door(settings.url) as door:
                 answer = await door.post(body, timeout_s=settings.timeout_s, signing_secret=secret)
         except OutsideError as error:
-            late = error.kind is Trouble.TIMEOUT
-            kind = EpisodeFailure.TIMEOUT if late else EpisodeFailure.UNREACHABLE
+            kind = KINDS.get(error.kind, EpisodeFailure.UNREACHABLE)
             raise EpisodeFailed(kind, str(error)) from None
         return observation_of(answer)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,11 +16,14 @@ import bm25s
 
 WORD = re.compile(r"\w+")
 KEPT = 8
+#: Searches come from many threads, and an index is made once.
+MAKING = threading.Lock()
 
 
 def search(path: str, query: str, count: int) -> list[tuple[str, str]]:
     """Title and text of the passages that have words of the query, the best first."""
-    passages, index = _index(path, Path(path).stat().st_mtime_ns)
+    with MAKING:
+        passages, index = _index(path, Path(path).stat().st_mtime_ns)
     words = words_of(query)
     if not words or index is None:
         return []

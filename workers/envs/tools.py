@@ -66,6 +66,7 @@ class ToolUse:
         self._tools = {tool.type: tool for tool in settings.tools}
         self._timeout_s = settings.tool_timeout_s
         self._beginning = beginning
+        self._runs = 0
 
     async def step(self, turn: str) -> Observation:
         """The answers to the turn's calls, one after the other; over when there is none."""
@@ -94,7 +95,9 @@ class ToolUse:
             case Calculator():
                 return calculated(call.argument)
             case PythonTool():
-                return await _run(helpers, call.argument, tool.timeout_s, self._beginning.name)
+                self._runs += 1
+                name = f"{self._beginning.name}-{self._runs}"
+                return await _run(helpers, call.argument, tool.timeout_s, name)
             case Search():
                 return await _search(helpers, tool, call.argument)
 
@@ -125,9 +128,9 @@ def calculated(expression: str) -> str:
     return f"{value:.12g}"
 
 
-async def _run(helpers: Helpers, code: str, timeout_s: float, episode: str) -> str:
-    """Of one episode, code may find what earlier code has left behind; of others it sees nothing."""
-    result = await helpers.run(PYTHON_SOURCE, "run", [code], timeout_s, apart=f"python-{episode}")
+async def _run(helpers: Helpers, code: str, timeout_s: float, name: str) -> str:
+    """Each run has a process of its own: what it finds must not depend on which one is warm."""
+    result = await helpers.run(PYTHON_SOURCE, "run", [code], timeout_s, apart=f"python-{name}")
     if result.error is not None:
         raise ToolProblem("\n".join(filter(None, (result.output, result.error))))
     return result.output or "(nothing was printed)"

@@ -111,6 +111,20 @@ class Tools(Episodes):
         return self
 
 
+class ReasoningGym(Episodes):
+    """A puzzle of the library reasoning-gym, scored by it: https://github.com/open-thought/reasoning-gym
+
+    A row of the data names it in ``puzzle_field``: ``{"task", "version", "seed", "size", "index"}``. An
+    answer is the turn, or what stands in it between ``<answer>`` and ``</answer>``; while turns are left, a
+    wrong one may be mended, and the last one counts.
+    """
+
+    type: Literal["reasoning_gym"] = "reasoning_gym"
+    max_turns: int = Field(1, ge=1, le=64)
+    turn_tokens: int = Field(48, ge=1, le=8192, description="longest turn of the model, in tokens")
+    puzzle_field: str = Field("puzzle", min_length=1, max_length=64)
+
+
 class OwnEnvironment(Episodes):
     """A tenant's ``class Environment``, in the sandbox:
 
@@ -138,13 +152,14 @@ class RemoteEnvironment(Episodes):
 
 
 Environment = Annotated[
-    GuessingGame | GridWorld | Chat | Tools | OwnEnvironment | RemoteEnvironment, Field(discriminator="type")
+    GuessingGame | GridWorld | Chat | Tools | ReasoningGym | OwnEnvironment | RemoteEnvironment,
+    Field(discriminator="type"),
 ]
 
 
 def gives_rewards(environment: Environment) -> bool:
     """Whether episodes have rewards of their own, so that a grader is not needed."""
-    return isinstance(environment, GuessingGame | GridWorld | OwnEnvironment | RemoteEnvironment)
+    return not isinstance(environment, Chat | Tools)
 
 
 def corpora_of(environment: Environment | None) -> set[str]:

@@ -18,7 +18,7 @@ from workers.data.builtin.grid import grid
 from workers.data.builtin.guessing import guessing
 from workers.data.builtin.multihop import CORPUS, multihop_qa
 from workers.data.builtin.passages import passages
-from workers.data.builtin.reasoning_gym import PREFIX, DatasetUnavailable, reasoning_gym
+from workers.data.builtin.puzzles import PREFIX, DatasetUnavailable, reasoning_gym
 from workers.data.builtin.small_sums import small_sums
 
 __all__ = [
