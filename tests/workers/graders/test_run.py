@@ -5,7 +5,9 @@ import threading
 import pytest
 
 from workers.graders.run import ErrorType, GradeInput, check_grader, grade_batch
+from workers.outside import Trouble
 from workers.sandbox.pool import SandboxPool
+from workers.sandbox.replies import FailureKind
 from workers.spec import MathGrader, PythonGrader, StringCheckGrader, TextSimilarityGrader
 
 
@@ -150,3 +152,8 @@ def test_check_grader_says_why():
         check_grader(MathGrader(type="math", reference="{{answer}}"))
     with pytest.raises(ValueError, match="line 2: "):
         check_grader(PythonGrader(type="python", source="def grade(sample, item):\n  return (\n"))
+
+
+def test_every_failure_of_the_sandbox_and_of_requests_has_a_type_here():
+    for kind in (*FailureKind, *Trouble):
+        assert ErrorType(kind).value == kind.value
