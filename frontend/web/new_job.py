@@ -143,10 +143,17 @@ def _form(
 
 
 def values_for(dataset: Dataset) -> dict[str, Any]:
-    """Every setting a job on the dataset has unless it says otherwise."""
-    asked = requests.JobRequest(model="-", training_file=dataset.name)
-    brought = requests.Data(rows=dataset.rows, grader=dataset.grader, recommended=dataset.recommended)
-    return requests.resolve(asked, brought).rl.model_dump(mode="json")
+    """Every setting a job on the dataset has unless it says otherwise; None: as its algorithm says."""
+    return requests.merge(spec_form.default_values(), dataset.recommended)
+
+
+def _brought(dataset: Dataset) -> requests.Data:
+    return requests.Data(
+        rows=dataset.rows,
+        grader=dataset.grader,
+        environment=dataset.environment,
+        recommended=dataset.recommended,
+    )
 
 
 def _named_inputs(values: Mapping[str, Any]) -> set[str]:
@@ -206,12 +213,12 @@ def short_request(actor: Actor, data: QueryDict) -> dict[str, Any]:
 
 
 def _base_values(actor: Actor, request: Mapping[str, Any]) -> dict[str, Any]:
-    """What a request that only names the kind of tuning gets."""
-    tuning = {"tuning": {"type": request["rl"]["tuning"]["type"]}}
-    asked = requests.JobRequest(model="-", training_file="-", rl=tuning)
+    """What a request that only names the algorithm and the kind of tuning gets."""
+    said = {"tuning": {"type": request["rl"]["tuning"]["type"]}}
+    asked = requests.JobRequest(model="-", training_file="-", rl=said)
     try:
         dataset = dataset_access(actor, request["training_file"])
-        brought = requests.Data(rows=dataset.rows, grader=dataset.grader, recommended=dataset.recommended)
+        brought = _brought(dataset)
     except NotFound:
         brought = requests.Data(rows=1, grader=EXAMPLE_GRADER)
     try:
@@ -229,8 +236,9 @@ def _errors(actor: Actor, data: QueryDict) -> dict[str, str]:
     if not request["training_file"]:
         found["training_file"] = "Choose a dataset or upload a file."
     grader = request["method"]["reinforcement"].get("grader")
+    environment = None
     if grader is None:
-        grader = _dataset_grader(actor, request["training_file"], found)
+        grader, environment = _of_dataset(actor, request["training_file"], found)
     elif not isinstance(grader, dict):
         found["grader"] = _json_complaint(data.get("grader_json", ""))
         grader = EXAMPLE_GRADER
@@ -238,6 +246,7 @@ def _errors(actor: Actor, data: QueryDict) -> dict[str, str]:
         "model": request["model"] or "-",
         "training_file": request["training_file"] or "-",
         "grader": grader,
+        "environment": environment,
         "rl": request["rl"],
         "seed": request["seed"],
         "suffix": request.get("suffix"),
@@ -252,12 +261,16 @@ def _errors(actor: Actor, data: QueryDict) -> dict[str, str]:
     return found
 
 
-def _dataset_grader(actor: Actor, name: str, found: dict[str, str]) -> dict[str, Any]:
+def _of_dataset(
+    actor: Actor, name: str, found: dict[str, str]
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The grader and the environment that the dataset brings."""
     try:
-        return dataset_access(actor, name).grader
+        dataset = dataset_access(actor, name)
     except NotFound:
         found.setdefault("grader", "An uploaded file brings no grader: write one as JSON or Python.")
-        return EXAMPLE_GRADER
+        return EXAMPLE_GRADER, None
+    return dataset.grader, dataset.environment
 
 
 def _json_complaint(text: str) -> str:

@@ -19,10 +19,13 @@ from django.http import QueryDict
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from backend.jobs.requests import merge
-from workers.spec import Asynchronous, FullFineTuning, Grader, LoRA, RLConfig, Synchronous
+from backend.jobs.requests import located, merge
+from workers.spec import ALGORITHMS, Asynchronous, FullFineTuning, Grader, LoRA, RLConfig, Synchronous
 
 RL = "rl"
+ALGORITHM = f"{RL}.algorithm"
+#: Those that learn from data alone have other files and are asked for by the API.
+ALGORITHMS_OFFERED = tuple(name for name, algorithm in ALGORITHMS.items() if algorithm.rolls_out)
 TUNING = f"{RL}.tuning"
 LEARNING_RATE = f"{RL}.optimizer.learning_rate"
 #: Fields that are one of several models, by tag; the first is the default.
@@ -61,7 +64,7 @@ LABELS = {
 }
 #: Said where the schema's own description leaves a beginner alone.
 HELP = {
-    f"{RL}.algorithm": "how advantages are computed from a group's rewards",
+    f"{RL}.algorithm": "how advantages are estimated and what the loss is; what is left empty is as it says",
     f"{RL}.steps": "rounds of rollouts, grading and training",
     f"{RL}.prompts_per_step": "rows of the data drawn per step",
     f"{TUNING}.rank": "width of the adapter; more learns more and costs more",
@@ -70,8 +73,6 @@ HELP = {
     f"{RL}.optimizer.beta2": "decay of its running square",
     f"{RL}.optimizer.eps": "keeps the division stable",
     f"{RL}.optimizer.weight_decay": "pull of the weights towards zero per step",
-    f"{RL}.loss.clip_low": "a token's ratio is clipped below 1 minus this",
-    f"{RL}.loss.clip_high": "a token's ratio is clipped above 1 plus this",
 }
 
 
@@ -97,7 +98,10 @@ TAGS = frozenset(
 
 @dataclass(frozen=True)
 class Knob:
-    """One input. ``kind``: integer, number, flag, choice, choices, texts."""
+    """One input. ``kind``: integer, number, flag, answer, choice, choices, texts.
+
+    A value of None leaves the setting to the algorithm; ``usual`` is what that is now.
+    """
 
     path: str
     kind: str
@@ -107,6 +111,7 @@ class Knob:
     options: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
+    usual: str = ""
 
     @property
     def element_id(self) -> str:
@@ -117,6 +122,8 @@ class Knob:
         """The value as the input's text."""
         if self.kind == "texts":
             return "\n".join(text.replace("\\", "\\\\").replace("\n", "\\n") for text in self.value)
+        if self.kind == "answer" and self.value is not None:
+            return "yes" if self.value else "no"
         return "" if self.value is None else f"{self.value}"
 
     @property
@@ -153,7 +160,8 @@ class Section:
 
 def sections(values: Mapping[str, Any]) -> list[Section]:
     """The form's sections with ``values`` (an ``rl`` tree as JSON) in the knobs."""
-    plain = list(_knobs(RLConfig, RL, values))
+    usual = _usual(values)
+    plain = list(_knobs(RLConfig, RL, values, usual))
     machine = {f"{RL}.{name}" for name in MACHINE}
     found = [Section(RL, *SECTION_WORDS[RL], knobs=tuple(k for k in plain if k.path not in machine))]
     for name, info in RLConfig.model_fields.items():
@@ -161,7 +169,7 @@ def sections(values: Mapping[str, Any]) -> list[Section]:
         if name in UNIONS:
             found.append(_union_section(name, values[name]))
         elif _is_model(info.annotation):
-            knobs = tuple(_knobs(info.annotation, path, values[name]))
+            knobs = tuple(_knobs(info.annotation, path, values[name], usual[name]))
             found.append(Section(path, *SECTION_WORDS[path], knobs=knobs))
     last = tuple(knob for knob in plain if knob.path in machine)
     return [*found, Section(f"{RL}.machine", *MACHINE_WORDS, knobs=last)]
@@ -172,17 +180,39 @@ def _union_section(name: str, values: Mapping[str, Any]) -> Section:
     variants = []
     for tag, model in UNIONS[name].items():
         shown = values if values["type"] == tag else model().model_dump(mode="json")
-        knobs = tuple(knob for knob in _knobs(model, path, shown) if knob.path != f"{path}.type")
+        knobs = tuple(knob for knob in _knobs(model, path, shown, shown) if knob.path != f"{path}.type")
         variants.append(Variant(tag, *VARIANT_WORDS[tag], knobs))
     return Section(path, *SECTION_WORDS[path], knobs=(), variants=tuple(variants), chosen=values["type"])
 
 
-def _knobs(model: type[BaseModel], prefix: str, values: Mapping[str, Any]) -> Iterator[Knob]:
+def _usual(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What is chosen for everything that ``values`` leave out; as for the defaults where they do not fit."""
+    said = {name: value for name, value in _said(values).items() if name not in UNIONS}
+    try:
+        return RLConfig.model_validate({**said, "tuning": values["tuning"]}).model_dump(mode="json")
+    except ValidationError:
+        return RLConfig().model_dump(mode="json")
+
+
+def _said(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is left out."""
+    return {
+        name: _said(value) if isinstance(value, Mapping) else value
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def _knobs(
+    model: type[BaseModel], prefix: str, values: Mapping[str, Any], usual: Mapping[str, Any]
+) -> Iterator[Knob]:
     for name, info in model.model_fields.items():
         kind, options = _kind(info.annotation)
         if kind is None:
             continue
         path = f"{prefix}.{name}"
+        if path == ALGORITHM:
+            options = ALGORITHMS_OFFERED
         minimum, maximum = _bounds(info)
         yield Knob(
             path=path,
@@ -193,7 +223,14 @@ def _knobs(model: type[BaseModel], prefix: str, values: Mapping[str, Any]) -> It
             options=options,
             minimum=minimum,
             maximum=maximum,
+            usual=_words(usual.get(name)) if info.default is None else "",
         )
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else f"{value}"
 
 
 def _kind(annotation: Any) -> tuple[str | None, tuple[str, ...]]:
@@ -212,7 +249,10 @@ def _kind(annotation: Any) -> tuple[str | None, tuple[str, ...]]:
         return ("choices", inner[1]) if inner[0] == "choice" else ("texts", ())
     if origin in {Union, types.UnionType}:
         plain = [argument for argument in arguments if argument is not type(None)]
-        return (None, ()) if any(_is_model(argument) for argument in plain) else _kind(plain[0])
+        if any(_is_model(argument) for argument in plain):
+            return None, ()
+        kind, options = _kind(plain[0])
+        return ("answer", ("", "yes", "no")) if kind == "flag" else (kind, ("", *options) if options else ())
     if origin is Annotated or _is_model(annotation):
         return None, ()
     return "text", ()
@@ -230,8 +270,18 @@ def _bounds(info: FieldInfo) -> tuple[float | None, float | None]:
 
 
 def default_values() -> dict[str, Any]:
-    """Every default of ``RLConfig``, those that depend on others filled in."""
-    return RLConfig().model_dump(mode="json")
+    """Every default of ``RLConfig``; None for what is left to the algorithm."""
+    return _defaults(RLConfig)
+
+
+def _defaults(model: type[BaseModel]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, info in model.model_fields.items():
+        if isinstance(info.default, BaseModel):
+            found[name] = _defaults(type(info.default))
+        else:
+            found[name] = list(info.default) if isinstance(info.default, tuple) else info.default
+    return found
 
 
 def flat(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -285,6 +335,8 @@ def _read(knob: Knob, data: QueryDict) -> Any:
     text = text.strip()
     if text == "":
         return None
+    if knob.kind == "answer":
+        return {"yes": True, "no": False}.get(text, text)
     return number(text) if knob.kind in {"integer", "number"} else text
 
 
@@ -335,7 +387,8 @@ def field_errors(error: ValidationError) -> dict[str, str]:
     for entry in error.errors(include_url=False):
         names = [str(part) for part in entry["loc"]]
         path = ".".join(name for i, name in enumerate(names) if not _is_tag(names, i))
-        found.setdefault(path, entry["msg"].removeprefix("Value error, "))
+        path, said = located(path, entry["msg"].removeprefix("Value error, "))
+        found.setdefault(path, said)
     return found
 
 

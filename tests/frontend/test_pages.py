@@ -397,7 +397,7 @@ def test_the_forms_job_is_the_api_calls_job(acme, offer):
 @pytest.mark.parametrize(
     ("changes", "field", "said"),
     [
-        ({"rl.group_size": "1"}, "rl.group_size", "greater than or equal to 2"),
+        ({"rl.group_size": "1"}, "rl.group_size", "must be at least 2 with algorithm grpo"),
         ({"rl.steps": "many"}, "rl.steps", "valid integer"),
         ({"rl.optimizer.learning_rate": "-1"}, "rl.optimizer.learning_rate", "greater than 0"),
         ({"rl.sampling.max_tokens": "128"}, "rl.sampling.max_tokens", "leaves no room for a prompt"),
@@ -417,19 +417,19 @@ def test_an_error_stands_beside_its_field_and_nothing_is_lost(acme, offer, chang
 
 
 def test_all_errors_are_told_at_once(acme, offer):
-    data = filled(offer, **{"rl.group_size": "1", "rl.tuning.rank": "0"}) | {"model": ""}
+    data = filled(offer, **{"rl.group_size": "0", "rl.tuning.rank": "0"}) | {"model": ""}
     data |= {"grader_from": "json", "grader_json": "{"}
     errors = acme.client.post(url("new_job_preview"), data).json()["errors"]
     assert set(errors) == {"model", "grader", "rl.group_size", "rl.tuning.rank"}
     assert errors["grader"].startswith("not JSON")
 
 
-def test_an_error_about_fields_together_is_told_at_the_top(acme, offer):
+def test_an_error_about_fields_together_stands_beside_the_one_at_fault(acme, offer):
     answer = acme.client.post(
         url("new_job"), filled(offer, **{"rl.devices": "5", "rl.prompts_per_step": "4"})
     )
     assert answer.status_code == 400
-    assert "devices exceeds prompts_per_step" in answer.content.decode()
+    assert "exceeds prompts_per_step: each device needs" in answer.content.decode()
 
 
 def test_a_grader_in_python(acme, offer):

@@ -45,6 +45,7 @@ def form(changes: dict[str, Any] | None = None) -> QueryDict:
 
 def test_every_field_of_the_spec_is_shown_once_with_its_default_and_a_word_of_help():
     leaves = spec_form.flat(spec_form.default_values(), "rl")
+    del leaves["rl.value"]  # settings of one algorithm only, by the API
     del leaves["rl.tuning.type"], leaves["rl.mode.type"]  # the choice between a section's variants
     leaves["rl.mode.max_staleness"] = Asynchronous().max_staleness  # of the variant that is not chosen
     shown = {knob.path: knob for knob in knobs()}
@@ -58,14 +59,40 @@ def test_every_field_of_the_spec_is_shown_once_with_its_default_and_a_word_of_he
 def test_help_comes_from_the_schema():
     shown = {knob.path: knob for knob in knobs()}
     assert shown["rl.group_size"].help == RLConfig.model_fields["group_size"].description
-    assert (shown["rl.group_size"].minimum, shown["rl.group_size"].maximum) == (2, 1024)
-    assert shown["rl.loss.average"].options == ("token", "sequence", "constant")
+    assert (shown["rl.group_size"].minimum, shown["rl.group_size"].maximum) == (1, 1024)
+    assert shown["rl.loss.average"].options == ("", "token", "sequence", "constant")
+    assert "sft" not in shown["rl.algorithm"].options
+
+
+def test_what_is_left_to_the_algorithm_is_said():
+    values = spec_form.default_values()
+    for algorithm, clip, normalize in (
+        ("grpo", "0.2", "yes"),
+        ("dr_grpo", "0.2", "no"),
+        ("dapo", "0.28", "yes"),
+    ):
+        shown = {
+            knob.path: knob
+            for section in spec_form.sections({**values, "algorithm": algorithm})
+            for knob in section.knobs
+        }
+        assert (shown["rl.loss.clip_high"].shown, shown["rl.loss.clip_high"].usual) == ("", clip)
+        assert (shown["rl.normalize_advantage"].shown, shown["rl.normalize_advantage"].usual) == (
+            "",
+            normalize,
+        )
+        assert shown["rl.steps"].usual == ""
+
+
+@pytest.mark.parametrize(("said", "meant"), [("yes", True), ("no", False), ("", None), ("maybe", "maybe")])
+def test_a_yes_or_no_may_be_left_to_the_algorithm(said, meant):
+    rl = spec_form.rl_from_form(form({"rl.normalize_advantage": said}))
+    assert rl.get("normalize_advantage") == meant
 
 
 def test_an_untouched_form_is_the_default_configuration():
     rl = spec_form.rl_from_form(form())
     assert RLConfig.model_validate(rl) == RLConfig()
-    assert rl == spec_form.default_values()
 
 
 def test_what_is_changed_is_what_is_sent():
@@ -87,7 +114,7 @@ def test_what_is_changed_is_what_is_sent():
     assert config.sampling.temperature == 0.7
     assert config.sampling.stop == ("END", "\n", "a\\n")
     assert config.tuning == LoRA(targets=("q_proj", "v_proj"))
-    assert config.optimizer.learning_rate is None
+    assert config.optimizer.learning_rate == RLConfig().optimizer.learning_rate
 
 
 def test_the_other_kind_of_tuning_takes_none_of_loras_settings():
@@ -137,10 +164,14 @@ def test_errors_are_told_by_dotted_path_without_the_unions_tags():
         "model": "m",
         "training_file": "f",
         "grader": {"type": "math"},
-        "rl": {"steps": "many", "group_size": 1, "tuning": {"type": "lora", "rank": 0}},
+        "rl": {"steps": "many", "group_size": 0, "tuning": {"type": "lora", "rank": 0}},
     }
     with pytest.raises(ValidationError) as caught:
         JobSpec.model_validate(content)
     errors = spec_form.field_errors(caught.value)
     assert set(errors) == {"grader.reference", "rl.steps", "rl.group_size", "rl.tuning.rank"}
-    assert "greater than or equal to 2" in errors["rl.group_size"]
+    assert "greater than or equal to 1" in errors["rl.group_size"]
+    content["grader"]["reference"], content["rl"] = "7", {"algorithm": "cispo", "loss": {"clip_low": 0.1}}
+    with pytest.raises(ValidationError) as caught:
+        JobSpec.model_validate(content)
+    assert "no effect with algorithm cispo" in spec_form.field_errors(caught.value)["rl.loss.clip_low"]

@@ -53,7 +53,7 @@ function differs(path) {
   if (!inputsOf(path).length) return false;
   const value = valueOf(path, usual);
   if (typeof usual === "number") return value !== "" && Number(value) !== usual;
-  return value !== (Array.isArray(usual) ? usual.map(escaped).join("\n") : usual);
+  return value !== (Array.isArray(usual) ? usual.map(escaped).join("\n") : (usual ?? ""));
 }
 
 function mark(path) {
