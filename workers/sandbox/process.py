@@ -6,6 +6,7 @@ use; ``alive`` says so. Not thread-safe, ``interrupt`` apart: whoever leases the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -66,8 +67,10 @@ class SandboxProcess:
         self.pid = self._child.pid
         for stream in (self._child.stdin, self._child.stdout, self._child.stderr):
             os.set_blocking(stream.fileno(), False)
-        # It goes on by itself from here, while no one waits.
-        self._unsent = self._write(memoryview(framed(confinement(isolation, paths, theirs))))
+        # It goes on by itself from here, while no one waits. Whether it ended already is for greet to say.
+        self._unsent = memoryview(framed(confinement(isolation, paths, theirs)))
+        with contextlib.suppress(OSError):
+            self._unsent = self._unsent[os.write(self._child.stdin.fileno(), self._unsent) :]
 
     @property
     def alive(self) -> bool:

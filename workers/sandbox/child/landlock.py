@@ -6,6 +6,7 @@ there, and leaves what ``syscalls.METADATA`` does alone.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import stat
@@ -60,7 +61,8 @@ def rules(read: Sequence[str], listed: Sequence[str], write: Sequence[str]) -> i
     descriptor = syscall(CREATE_RULESET, ctypes.byref(ruleset), ctypes.c_size_t(size), ctypes.c_uint32(0))
     for paths, allowed in ((read, READ), (listed, READ_DIR), (write, WRITE)):
         for path in paths:
-            allow(descriptor, path, allowed)
+            with contextlib.suppress(FileNotFoundError):  # it is gone since the list was made
+                allow(descriptor, path, allowed)
     return descriptor
 
 
