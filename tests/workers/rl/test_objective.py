@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,6 +60,20 @@ def test_lengths_1_to_8_with_losses_of_their_length_have_a_token_mean_of_17_thir
     assert loss_of(config("dapo"), whole, logprobs)[0] == pytest.approx(17 / 3)
     assert loss_of(config("grpo"), whole, logprobs)[0] == pytest.approx(36 / 8)
     assert loss_of(config("dr_grpo"), whole, logprobs)[0] == pytest.approx(204 / 80)
+
+
+@pytest.mark.parametrize("average", ["token", "sequence", "constant"])
+def test_only_kept_tokens_are_counted_and_none_at_all_is_a_loss_of_0(average: str) -> None:
+    spec = config(loss={"average": average})
+    whole = batch([2, 4], [1.0, -3.0])
+    kept = replace(whole, keep=[True, False])
+    alone = loss_of(spec, kept.select(kept.trained), [[-1.0] * 2])[0]
+    assert denominator(kept, 10) == denominator(kept.select([0]), 10)
+    assert alone == pytest.approx(-2 / 10 if average == "constant" else -1.0)
+    nothing = replace(whole, keep=[False, False])
+    over = denominator(nothing, spec.sampling.max_tokens)
+    assert divisor(averaging(spec), over) == 0
+    assert Sums().metrics(over) == {"loss": 0.0, "entropy": 0.0}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
