@@ -246,7 +246,7 @@ class Roller:
             episode.turn_rewards[len(sequence.tokens) - 1] = found.reward
         episode.calls += found.calls
         episode.failed_calls += found.failed_calls
-        if found.text is None or not sequence.left:
+        if found.text is None:
             episode.end()
             return
         tokens = observation_tokens(

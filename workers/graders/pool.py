@@ -6,10 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from workers.envs import reasoning_gym
 from workers.envs.search import search
 from workers.graders.run import GradeInput, GradeResult, grade_batch
 from workers.sandbox.pool import SandboxPool
 from workers.sandbox.process import CallResult
+from workers.sandbox.view import packages
 from workers.spec import Grader
 from workers.timing import Ran, Stopwatch
 
@@ -44,8 +46,22 @@ class GraderPool:
         self, owner: str, source: str, function: str, arguments: list[Any], timeout_s: float, apart: str
     ) -> CallResult:
         """One call of a function in the owner's sandbox; calls with another ``apart`` use other processes."""
-        shared = f"{owner} {apart}" if apart else None
-        (result,) = self._sandbox.call(source, function, [arguments], timeout_s, owner=owner, shared=shared)
+        # A process serves one owner and source: the comment makes it another source, of the same owner.
+        told = f"{source}\n# {apart}\n" if apart else source
+        (result,) = self._sandbox.call(told, function, [arguments], timeout_s, owner=owner)
+        return result
+
+    def score_puzzle(self, owner: str, puzzle: dict[str, Any], text: str) -> CallResult:
+        """In processes of the owner alone: an answer may be code, and change the process that scores it."""
+        (result,) = self._sandbox.call(
+            reasoning_gym.SOURCE,
+            "score",
+            [(puzzle, text)],
+            reasoning_gym.TIMEOUT_S,
+            owner=owner,
+            load_timeout_s=reasoning_gym.LOAD_TIMEOUT_S,
+            paths=packages(),
+        )
         return result
 
     def search(self, path: str, query: str, count: int) -> list[tuple[str, str]]:
