@@ -6,6 +6,7 @@ Each call makes something new, so tests need not clean up or agree on names.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
@@ -19,6 +20,7 @@ from backend.jobs.states import AttemptStatus, JobStatus, Reason
 from backend.tenants.access import Actor
 from backend.tenants.models import ApiKey, Membership, Organization, Role, User
 from backend.tenants.services import api_key_issue
+from workers.data.shapes import check_row
 from workers.spec import JobSpec, RLConfig
 
 PASSWORD = "correct horse battery staple"
@@ -129,6 +131,7 @@ def file(of: Organization, folder: Path, rows: list[dict[str, Any]] | None = Non
         sha256="0" * 64,
         rows=len(rows),
         fields=fields,
+        kinds=Counter(kind for number, entry in enumerate(rows, 1) for kind in check_row(entry, number)),
     )
 
 

@@ -139,7 +139,7 @@ def _rl(request: JobRequest, data: Data) -> dict[str, Any]:
     named = algorithm_of(request.method, request.rl.get("algorithm"))
     said = merge(request.rl, {} if named is None else {"algorithm": named})
     asked = merge(_from_hyperparameters(request, hyper, said), said)
-    rl = merge(_suitable(data.recommended, asked), asked)
+    rl = merge(suitable(data.recommended, asked), asked)
     if data.tuning is not None:
         rl["tuning"] = merge({"tuning": data.tuning}, _only(asked, "tuning"))["tuning"]
     if hyper.learning_rate_multiplier is not None:
@@ -200,7 +200,7 @@ def _steps_of_epochs(
     rl["steps"] = steps
 
 
-def _suitable(recommended: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+def suitable(recommended: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
     """The recommendation without what was meant for another algorithm, or another kind of tuning."""
     default = RLConfig.model_fields["algorithm"].default
     meant = recommended.get("algorithm", default)
