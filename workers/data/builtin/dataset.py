@@ -40,16 +40,25 @@ class BuiltinCorpus:
 
 
 def recommended(
-    learning_rate: float, warmup_steps: int, max_tokens: int, *, algorithm: str = "grpo", **others: Any
+    learning_rate: float,
+    warmup_steps: int,
+    max_tokens: int,
+    *,
+    temperature: float = 1.0,
+    algorithm: str = "grpo",
+    **others: Any,
 ) -> dict[str, Any]:
-    """20 steps of 4 x 8 samples. Warm-up and decay: late steps at a high constant rate can collapse."""
+    """20 steps of 4 x 8 samples, unless ``others`` say otherwise.
+
+    Warm-up and decay: late steps at a high constant rate can collapse.
+    """
     return {
         "algorithm": algorithm,
         "steps": 20,
         "micro_batch_size": 16,
         # Too small to hold anything back: with a penalty the divergence is measured and drawn.
         "loss": {"kl_beta": 0.001},
-        "sampling": {"max_tokens": max_tokens},
+        "sampling": {"max_tokens": max_tokens, "temperature": temperature},
         "optimizer": {"learning_rate": learning_rate, "schedule": "linear", "warmup_steps": warmup_steps},
         **others,
     }

@@ -11,7 +11,6 @@ from workers.data.builtin.passages import COLOURS, GOODS, HILLS, RIVERS, land
 from workers.spec import PythonGrader
 
 CORPUS = "multihop-corpus"
-BEGIN = "\nBegin with a <tool_call>."
 
 
 def multihop_qa(folder: Path) -> BuiltinDataset:
@@ -27,8 +26,17 @@ def multihop_qa(folder: Path) -> BuiltinDataset:
             "max_turns": 3,
             "turn_tokens": 48,
         },
-        # Prompts and answers are long: half of the samples make a step about as long as those of others.
-        rl=recommended(learning_rate=5e-4, warmup_steps=5, max_tokens=256, group_size=4, micro_batch_size=4),
+        # Prompts and answers are long: half of the samples make a step about as long as those of others. At a
+        # temperature of 1 a small model seldom spells a whole call.
+        rl=recommended(
+            learning_rate=5e-4,
+            warmup_steps=3,
+            max_tokens=256,
+            steps=15,
+            group_size=4,
+            micro_batch_size=4,
+            temperature=0.7,
+        ),
     )
 
 
@@ -56,18 +64,24 @@ def questions() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
 
 
 def question_row(question: str, via: str, answer: str, choices: tuple[str, ...]) -> Row:
-    # A talk shows the form, and each question says how to begin: a small model does not hit on a call by
-    # itself. Nobody of the talk is in the corpus.
+    # Two talks show the form: a small model does not hit on a call by itself, and after one talk alone still
+    # seldom makes one. Nobody in them is in the corpus.
     return {
         "messages": prompt(
             "Search, then answer in one word.",
-            f"Which river is the town of Ada Bell on?{BEGIN}",
+            "What is the town of Tom Reed known for?",
+            call("Tom Reed"),
+            found("Tom Reed: Tom Reed is a clerk in Stoke."),
+            call("Stoke"),
+            found("Stoke: Stoke is a town on the Ouse, known for its hats."),
+            "hats",
+            "Which river is the town of Ada Bell on?",
             call("Ada Bell"),
             found("Ada Bell: Ada Bell is a tinker in Norham."),
             call("Norham"),
-            found("Norham: Norham is a town on the Wye, known for its hats."),
+            found("Norham: Norham is a town on the Wye, known for its eels."),
             "Wye",
-            question + BEGIN,
+            question,
         ),
         "via": via,
         "answer": answer,
