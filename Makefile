@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 # Only errors are printed. Modules are compiled when they are first imported: most never are.
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input --no-compile -c constraints.txt
 
-.PHONY: demo run test check clean venv browser constraints
+.PHONY: demo run test check clean venv machine constraints
 
 demo: $(VENV)/.run
 	@$(BIN)/python -m infra.demo
@@ -18,7 +18,7 @@ demo: $(VENV)/.run
 run: $(VENV)/.run
 	@$(BIN)/python manage.py up --port $(PORT)
 
-test: check browser
+test: check machine
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.test
@@ -58,11 +58,18 @@ $(VENV)/.run: $(VENV)/.torch pyproject.toml constraints.txt
 
 $(VENV)/.test: $(VENV)/.run
 	@echo "installing the tests' and developers' tools"
-	@$(PIP) -e '.[workers,models,test,dev]'
+	@$(PIP) -e '.[workers,models,environments,test,dev]'
 	@touch $@
 
-# The tests look for a browser in $$CHROME, then in the PATH; those that need one are skipped without it.
-browser:
+# What tests use of the machine, installed where that is possible. Those that need a browser look for one in
+# $$CHROME, then in the PATH, and are skipped without it; those of the sandbox try bubblewrap where it is there.
+machine:
+	@if command -v bwrap >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing bubblewrap"; \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends bubblewrap; } >/dev/null \
+	    || echo "bubblewrap could not be installed: the sandbox is tested without it" >&2; \
+	fi
 	@if [ -n "$$CHROME" ] || command -v chromium chromium-browser google-chrome >/dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "installing chromium"; \

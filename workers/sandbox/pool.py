@@ -33,6 +33,8 @@ from workers.sandbox.scratch import sweep
 log = logging.getLogger(__name__)
 
 MAX_CALLS = 500
+#: Warm processes that wait, for each that runs: owners take turns at every call.
+IDLE = 4
 
 Key = tuple[str, str]  # owner, source
 #: What a source must define, for ``check_source``.
@@ -275,7 +277,7 @@ class SandboxPool:
             self._leased.pop(process, None)
             if process.alive and process.loaded and process.calls < MAX_CALLS:
                 self._idle.append((key, process))
-                surplus = [entry[1] for entry in self._idle[: -self.size]]
+                surplus = [entry[1] for entry in self._idle[: -IDLE * self.size]]
             else:
                 surplus = [process]
         self._evict(surplus)
