@@ -111,7 +111,8 @@ def test_cancel_ends_an_owners_grades_and_no_one_elses(isolation, tmp_path, shar
         ] * 50
         assert members_of_session(own) == []
         assert other in members_of_session(other)
-        assert pids(pool) == [other]
+        # One that all owners share may have been loaded and not been called yet: it stays for the next.
+        assert pids(pool) == [other] if shared is None else other in pids(pool)
         assert one(pool, LENGTH, owner="b").score == 0.75
         pool.cancel("nobody")
 
