@@ -9,6 +9,7 @@ import pytest
 from workers.data.builtin import DatasetUnavailable, builtin_named, write_builtin, write_corpora
 from workers.data.builtin.constraints import PHRASES
 from workers.data.builtin.grid import grid_row, way
+from workers.data.builtin.multihop import BEGIN
 from workers.data.rows import check_jsonl, iter_rows
 from workers.envs.search import search
 from workers.graders.run import GradeInput, check_grader, grade_batch
@@ -87,7 +88,7 @@ def test_the_bytes_are_the_same_everywhere(datasets, tmp_path):
         "small-sums": "c12e530976e25284",
         "arithmetic": "4c11f99c9e312363",
         "constraints": "c0ebdfffd87e6733",
-        "multihop-qa": "9b99928f118c33e1",
+        "multihop-qa": "0437bb20c399cd35",
         "guessing": "2d17cb427a1950fa",
         "grid": "88b76a9ed8c5dcb0",
     }
@@ -239,7 +240,7 @@ def test_a_question_needs_two_passages_and_has_them(datasets, tmp_path):
     texts = [row["text"] for row in map(json.loads, write_corpora(tmp_path)[0].path.read_text().splitlines())]
     assert len(texts) == 60
     for row in iter_rows(datasets["multihop-qa"].path):
-        question = row["messages"][-1]["content"]
+        question = row["messages"][-1]["content"].removesuffix(BEGIN)
         named = re.search(r"of ([A-Z]\w+( [A-Z]\w+)?)", question)[1]
         first = [text for text in texts if re.match(rf"(The )?{named}\b", text)]
         second = [text for text in texts if re.match(rf"(A |The )?{row['via']}\b", text)]

@@ -11,6 +11,7 @@ from workers.data.builtin.passages import COLOURS, GOODS, HILLS, RIVERS, land
 from workers.spec import PythonGrader
 
 CORPUS = "multihop-corpus"
+BEGIN = "\nBegin with a <tool_call>."
 
 
 def multihop_qa(folder: Path) -> BuiltinDataset:
@@ -64,24 +65,24 @@ def questions() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
 
 
 def question_row(question: str, via: str, answer: str, choices: tuple[str, ...]) -> Row:
-    # Two talks show the form: a small model does not hit on a call by itself, and after one talk alone still
-    # seldom makes one. Nobody in them is in the corpus.
+    # Two talks show the form, and each question says how to begin: a small model does not hit on a call by
+    # itself, and after one talk alone still seldom makes one. Nobody in them is in the corpus.
     return {
         "messages": prompt(
             "Search, then answer in one word.",
-            "What is the town of Tom Reed known for?",
+            f"What is the town of Tom Reed known for?{BEGIN}",
             call("Tom Reed"),
             found("Tom Reed: Tom Reed is a clerk in Stoke."),
             call("Stoke"),
             found("Stoke: Stoke is a town on the Ouse, known for its hats."),
             "hats",
-            "Which river is the town of Ada Bell on?",
+            f"Which river is the town of Ada Bell on?{BEGIN}",
             call("Ada Bell"),
             found("Ada Bell: Ada Bell is a tinker in Norham."),
             call("Norham"),
             found("Norham: Norham is a town on the Wye, known for its eels."),
             "Wye",
-            question,
+            question + BEGIN,
         ),
         "via": via,
         "answer": answer,
