@@ -84,4 +84,5 @@ def test_a_secret_that_is_gone_or_cannot_be_read_is_left_out(tmp_path, settings)
     settings.SECRET_KEY, key = "another", settings.SECRET_KEY
     organization.secrets.create(name="judge", token=seal(VALUE))
     settings.SECRET_KEY = key
-    assert launched(job).secrets == {}
+    another = with_spec(factories.job(organization, tmp_path), grader=JUDGE)
+    assert launched(another).secrets == {}
