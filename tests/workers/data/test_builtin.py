@@ -10,6 +10,7 @@ from workers.data.builtin import DatasetUnavailable, builtin_named, write_builti
 from workers.data.builtin.constraints import PHRASES
 from workers.data.builtin.grid import grid_row, way
 from workers.data.builtin.multihop import BEGIN
+from workers.data.builtin.passages import TOWNS
 from workers.data.rows import check_jsonl, iter_rows
 from workers.envs.search import search
 from workers.graders.run import GradeInput, check_grader, grade_batch
@@ -88,12 +89,12 @@ def test_the_bytes_are_the_same_everywhere(datasets, tmp_path):
         "small-sums": "c12e530976e25284",
         "arithmetic": "4c11f99c9e312363",
         "constraints": "c0ebdfffd87e6733",
-        "multihop-qa": "0437bb20c399cd35",
+        "multihop-qa": "b3bddbd069bee5dc",
         "guessing": "2d17cb427a1950fa",
         "grid": "88b76a9ed8c5dcb0",
     }
     corpus = write_corpora(tmp_path)[0]
-    assert hashlib.sha256(corpus.path.read_bytes()).hexdigest()[:16] == "68ee9073b5b90a0f"
+    assert hashlib.sha256(corpus.path.read_bytes()).hexdigest()[:16] == "1f1ae967b4909e88"
 
 
 def test_a_damaged_file_is_written_again(datasets, tmp_path):
@@ -146,13 +147,15 @@ def test_small_sums_by_hand(datasets, pool):
         ("arithmetic", "6", 0.1),
         ("constraints", "a", 0.34),
         ("constraints", "I am glad to follow every instruction that you give me today.", 0.6),
-        ("multihop-qa", "Vess", 0.1),
-        ("multihop-qa", "Vess Alder Brin red blue green bells cheese lace Grey Amber Hollow", 0.12),
+        ("multihop-qa", "Vess", 0.2),
+        ("multihop-qa", "Vess Alder Brin red blue green bells cheese lace Grey Amber Hollow", 0.2),
         (
             "multihop-qa",
-            '<tool_call>{"name": "search", "arguments": {"query": "Mira Peel"}}</tool_call>',
+            '<tool_call>{"name": "search", "arguments": {"query": "Mira"}}</tool_call>',
             0.2,
         ),
+        ("multihop-qa", "Oldmere potter", 0.2),
+        ("multihop-qa", " ".join(TOWNS), 0.11),
     ],
 )
 def test_no_constant_completion_earns_much(datasets, pool, name, text, limit):
@@ -213,7 +216,12 @@ def test_all_constraints_of_a_row_can_hold(datasets, pool):
 
 
 def test_multihop_qa_by_hand(datasets, pool):
-    item = {"via": "Oldmere", "answer": "Vess", "choices": ["Vess", "Alder", "Brin", "Lune"]}
+    item = {
+        "first": ["Oldmere", "potter"],
+        "via": "Oldmere",
+        "answer": "Vess",
+        "choices": ["Vess", "Alder", "Brin", "Lune"],
+    }
 
     def call(query):
         return f'<tool_call>{{"name": "search", "arguments": {{"query": "{query}"}}}}</tool_call>'
@@ -226,6 +234,10 @@ def test_multihop_qa_by_hand(datasets, pool):
         (item, "Vess or Lune"),
         (item, "Alder"),
         (item, "The town is Oldmere."),
+        (item, "She is a potter."),
+        (item, "She is a potter in Oldmere."),
+        (item, "Oldmere, Farwick, Ellford, Lowick, Marbeck"),
+        (item, "Lowick"),
         (item, call("Oldmere")),
         (item, call("Mira Toll")),
         (item, call("Mira Toll").removesuffix("</tool_call>")),
@@ -233,7 +245,7 @@ def test_multihop_qa_by_hand(datasets, pool):
         (item, "<tool_call>search Mira Toll</tool_call>"),
         (item, '<tool_call>{"name": "search", "arguments": ["Mira"]}</tool_call>'),
         (item, "<tool_call>" + "[" * 20_000),
-    ) == pytest.approx([1.0, 1.0, 0.5, 0.0, 0.4, 0.4, 0.2, 0.2, 0.2, 0.0, 0.0, 0.0])
+    ) == pytest.approx([1.0, 1.0, 0.5, 0.1, 0.4, 0.25, 0.4, 0.1, 0.1, 0.4, 0.2, 0.2, 0.2, 0.0, 0.0, 0.0])
 
 
 def test_a_question_needs_two_passages_and_has_them(datasets, tmp_path):

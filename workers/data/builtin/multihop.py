@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from workers.data.builtin.dataset import BuiltinDataset, Row, prompt, recommended, write_rows
-from workers.data.builtin.passages import COLOURS, GOODS, HILLS, RIVERS, land
+from workers.data.builtin.passages import COLOURS, GOODS, HILLS, RIVERS, TOWNS, TRADES, land
 from workers.spec import PythonGrader
 
 CORPUS = "multihop-corpus"
+NAMES = (*TOWNS, *RIVERS, *TRADES)
 BEGIN = "\nBegin with a <tool_call>."
 
 
@@ -42,29 +44,39 @@ def multihop_qa(folder: Path) -> BuiltinDataset:
 
 
 def question_rows(rng: random.Random) -> list[Row]:
-    rows = [question_row(*each) for each in questions()]
+    rows = [question_row(each) for each in questions()]
     rng.shuffle(rows)
     return rows
 
 
-def questions() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
-    """Question, what the first passage leads to, the answer, and all answers to questions of this kind."""
+@dataclass(frozen=True)
+class Question:
+    """``first`` are the names in the first passage, ``via`` the one of them that the second is about;
+    ``choices`` are all answers to questions of this kind.
+    """
+
+    text: str
+    first: tuple[str, ...]
+    via: str
+    answer: str
+    choices: tuple[str, ...]
+
+
+def questions() -> Iterator[Question]:
     where = land()
     for each in where.people:
         name, town, trade = each.name, each.town, each.trade
-        yield f"Which river is the town of {name} on?", town, where.rivers[town], RIVERS
-        yield f"What is the town of {name} known for?", town, where.goods[town], GOODS
-        yield (
-            f"What colour is the coat that people of the trade of {name} wear?",
-            trade,
-            where.colours[trade],
-            COLOURS,
-        )
+        first = (town, trade)
+        yield Question(f"Which river is the town of {name} on?", first, town, where.rivers[town], RIVERS)
+        yield Question(f"What is the town of {name} known for?", first, town, where.goods[town], GOODS)
+        asked = f"What colour is the coat that people of the trade of {name} wear?"
+        yield Question(asked, first, trade, where.colours[trade], COLOURS)
     for town, river in where.rivers.items():
-        yield f"In which hills does the river of {town} rise?", river, where.hills[river], HILLS
+        asked = f"In which hills does the river of {town} rise?"
+        yield Question(asked, (river,), river, where.hills[river], HILLS)
 
 
-def question_row(question: str, via: str, answer: str, choices: tuple[str, ...]) -> Row:
+def question_row(question: Question) -> Row:
     # Two talks show the form, and each question says how to begin: a small model does not hit on a call by
     # itself, and after one talk alone still seldom makes one. Nobody in them is in the corpus.
     return {
@@ -82,11 +94,12 @@ def question_row(question: str, via: str, answer: str, choices: tuple[str, ...])
             call("Norham"),
             found("Norham: Norham is a town on the Wye, known for its eels."),
             "Wye",
-            question + BEGIN,
+            question.text + BEGIN,
         ),
-        "via": via,
-        "answer": answer,
-        "choices": list(choices),
+        "first": list(question.first),
+        "via": question.via,
+        "answer": question.answer,
+        "choices": list(question.choices),
     }
 
 
@@ -99,21 +112,32 @@ def found(text: str) -> str:
 
 
 # The answer alone among its choices is 1; named together with others, its share of them. Without it, 0.4 for
-# what the first passage leads to, in a call or not: only a search finds it. A well-formed call is worth 0.2,
-# for an episode that ends with one has searched; a guess among twelve is worth less.
-MULTIHOP_GRADER = r"""import json
+# what the first passage leads to, in a call or not, and 0.25 for anything else of that passage; less when it
+# stands among many names. A well-formed call is worth 0.2, for an episode that ends with one has searched.
+# Any name of the land is worth 0.1: only a search finds it.
+MULTIHOP_GRADER = (
+    r"""import json
 import re
 
 
 def grade(sample, item):
     text = sample["output_text"]
-    words = re.findall(r"[a-z]+", text.lower())
+    words = set(re.findall(r"[a-z]+", text.lower()))
     calls = re.findall(r"<tool_call>(.*?)(?:</tool_call>|$)", text, re.DOTALL)
     if not calls and item["answer"].lower() in words:
-        return 1.0 / sum(choice.lower() in words for choice in item["choices"])
+        return 1.0 / len(words & lower(item["choices"]))
+    names = words & lower(NAMES)
+    crowd = max(1, len(names) - 1)
+    called = 0.2 if any(formed(call) for call in calls) else 0.0
     if item["via"].lower() in words:
-        return 0.4
-    return 0.2 if any(formed(call) for call in calls) else 0.0
+        return max(called, 0.4 / crowd)
+    if words & lower(item["first"]):
+        return max(called, 0.25 / crowd)
+    return max(called, 0.1 if names else 0.0)
+
+
+def lower(names):
+    return {name.lower() for name in names}
 
 
 def formed(text):
@@ -125,4 +149,8 @@ def formed(text):
         return False
     arguments = call.get("arguments")
     return isinstance(arguments, dict) and isinstance(arguments.get("query"), str)
-"""
+
+
+NAMES = """
+    + f"{NAMES!r}\n"
+)

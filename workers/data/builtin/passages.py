@@ -55,6 +55,7 @@ SURNAMES = (
         "Dunn",
         "Frost",
     ),
+    *("Gale", "Hobbs", "Kerr", "Lamb", "Moss", "Nash", "Penn", "Rudd", "Shaw", "Tate", "Wade", "York"),
 )
 TOWNS = (
     *("Oldmere", "Farwick", "Stonebury", "Ellford", "Harrowgate", "Kingsby", "Lowick", "Marbeck"),
@@ -149,7 +150,7 @@ def land() -> Land:
     def mixed(names: tuple[str, ...]) -> list[str]:
         return rng.sample(names, len(names))
 
-    names = [f"{first} {last}" for first, last in zip(FIRST_NAMES, mixed(SURNAMES) * 2, strict=True)]
+    names = [f"{first} {last}" for first, last in zip(FIRST_NAMES, mixed(SURNAMES), strict=True)]
     trades, towns = mixed(TRADES) + mixed(TRADES), mixed(TOWNS) + mixed(TOWNS)
     return Land(
         people=[Person(*each) for each in zip(names, trades, towns, strict=True)],
