@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db.models import F
 
 from backend.catalog.access import files, models
-from backend.catalog.models import BaseModel, Dataset, File
+from backend.catalog.models import BaseModel, Corpus, Dataset, File
 from backend.common.pages import Page, page_by_id
 from backend.tenants.models import Organization
 
@@ -30,3 +30,7 @@ def models_all(organization: Organization) -> list[BaseModel]:
 
 def datasets_all() -> list[Dataset]:
     return list(Dataset.objects.order_by("name"))
+
+
+def corpora_all() -> list[Corpus]:
+    return list(Corpus.objects.order_by("name"))

@@ -14,6 +14,7 @@ from backend.catalog.models import Corpus
 from backend.common.pages import Page, page_by_id, page_of
 from backend.jobs.access import jobs
 from backend.jobs.models import Event, Job, JobCheckpoint, Sample, StepMetrics, Transition
+from backend.jobs.states import JOB_TERMINAL
 from backend.tenants.models import Organization
 from workers.spec import JobSpec, corpora_of
 
@@ -97,6 +98,16 @@ def job_checkpoints(job: Job) -> list[JobCheckpoint]:
         .select_related("checkpoint", "attempt")
         .order_by("-checkpoint__step", "-pk")
     )
+
+
+def checkpoints_to_start_from(organization: Organization, *, limit: int) -> list[JobCheckpoint]:
+    """The newest checkpoints of jobs that are over, so that no run replaces them."""
+    rows = JobCheckpoint.objects.filter(
+        job__organization=organization,
+        job__status__in=[status.value for status in JOB_TERMINAL],
+        checkpoint__deleted_at__isnull=True,
+    ).select_related("job", "checkpoint__base_model")
+    return list(rows.order_by("-pk")[:limit])
 
 
 def job_corpora(job: Job) -> dict[str, str]:

@@ -22,7 +22,7 @@ from backend.pool.selectors import job_timeline
 from backend.tenants.access import Actor
 from frontend.web import figures, rows, spec_form, words
 from frontend.web.doors import for_members, page
-from frontend.web.new_job import curl
+from frontend.web.form_request import curl
 from workers.spec import JobSpec
 
 JOBS_PER_PAGE = 25

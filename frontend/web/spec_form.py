@@ -3,7 +3,9 @@
     request (what /v1 takes)  ◄── body(form data) ── form ◄── sections(values) ── defaults + recommended
 
 A knob is named by its dotted path in the request, ``rl.sampling.temperature``; errors come back under the
-same names. A new field of the spec appears in the form by itself.
+same names. A new field of the spec appears in the form by itself. The algorithm is chosen first: what it has
+no use for is neither shown nor sent, and what it chooses by itself stands as the placeholder of an empty
+input.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
@@ -20,87 +22,43 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from backend.jobs.requests import located, merge
-from workers.spec import ALGORITHMS, Asynchronous, FullFineTuning, Grader, LoRA, RLConfig, Synchronous
+from frontend.web.spec_words import (
+    HELP,
+    LABELS,
+    MACHINE,
+    MACHINE_WORDS,
+    RL,
+    SECTION_WORDS,
+    VARIANT_WORDS,
+)
+from workers.spec import (
+    ALGORITHMS,
+    UNION_TAGS,
+    Asynchronous,
+    FullFineTuning,
+    LoRA,
+    RLConfig,
+    Synchronous,
+    Value,
+)
 
-RL = "rl"
 ALGORITHM = f"{RL}.algorithm"
-#: Those that learn from data alone have other files and are asked for by the API.
-ALGORITHMS_OFFERED = tuple(name for name, algorithm in ALGORITHMS.items() if algorithm.rolls_out)
 TUNING = f"{RL}.tuning"
-LEARNING_RATE = f"{RL}.optimizer.learning_rate"
 #: Fields that are one of several models, by tag; the first is the default.
 UNIONS: dict[str, dict[str, type[BaseModel]]] = {
     "mode": {"sync": Synchronous, "async": Asynchronous},
     "tuning": {"lora": LoRA, "full": FullFineTuning},
 }
-#: How the choice between them reads, and what is said where a model has no settings.
-VARIANT_WORDS = {
-    "sync": ("Synchronous", "Every step samples with the newest weights: rollouts wait for the update."),
-    "async": ("Asynchronous", ""),
-    "lora": ("LoRA adapter", ""),
-    "full": (
-        "Every weight",
-        "All parameters of the model are trained. Each device holds the weights, the gradients and the "
-        "optimizer's moments.",
-    ),
-}
-
-SECTION_WORDS = {
-    RL: ("Run", "How long, on how many samples, and what happens to them."),
-    f"{RL}.sampling": ("Sampling", "How completions are drawn from the model."),
-    f"{RL}.mode": ("Steps", "Whether rollouts wait for the update before them."),
-    TUNING: ("What is trained", "A small adapter beside frozen weights, or every weight."),
-    f"{RL}.optimizer": ("Optimizer", "AdamW over the job's optimizer steps."),
-    f"{RL}.loss": ("Loss", "The clipped policy-gradient loss and its KL penalty."),
-}
-LABELS = {
-    "steps": "Steps",
-    "kl_beta": "KL weight (beta)",
-    "eps": "Epsilon",
-    "beta1": "Beta 1",
-    "beta2": "Beta 2",
-    "max_grad_norm": "Gradient clip norm",
-    "average": "Average over",
-}
-#: Said where the schema's own description leaves a beginner alone.
-HELP = {
-    f"{RL}.algorithm": "how advantages are estimated and what the loss is; what is left empty is as it says",
-    f"{RL}.steps": "rounds of rollouts, grading and training",
-    f"{RL}.prompts_per_step": "rows of the data drawn per step",
-    f"{TUNING}.rank": "width of the adapter; more learns more and costs more",
-    f"{RL}.optimizer.schedule": "how the rate goes on after the warm-up",
-    f"{RL}.optimizer.beta1": "decay of the gradient's running mean",
-    f"{RL}.optimizer.beta2": "decay of its running square",
-    f"{RL}.optimizer.eps": "keeps the division stable",
-    f"{RL}.optimizer.weight_decay": "pull of the weights towards zero per step",
-}
-
-
-#: Settings of the first section that are about the machine rather than about learning.
-MACHINE = (
-    "precision",
-    "devices",
-    "micro_batch_size",
-    "checkpoint_every",
-    "keep_checkpoints",
-    "sample_groups",
-)
-MACHINE_WORDS = ("Devices and checkpoints", "Where it runs and what it leaves behind.")
-
-_GRADERS = get_args(get_args(Grader)[0])
-#: Tags of the spec's tagged unions: ``python``, ``lora``, ...
-TAGS = frozenset(
-    tag
-    for model in (*_GRADERS, *(model for models in UNIONS.values() for model in models.values()))
-    for tag in get_args(model.model_fields["type"].annotation)
-)
+#: A yes or no that may be left to the algorithm.
+ANSWERS = {"": None, "yes": True, "no": False}
 
 
 @dataclass(frozen=True)
 class Knob:
     """One input. ``kind``: integer, number, flag, answer, choice, choices, texts.
 
-    A value of None leaves the setting to the algorithm; ``usual`` is what that is now.
+    A value of None leaves the setting to the algorithm; ``usual`` is what that is now. ``ignored_by`` are the
+    algorithms that have no use for it.
     """
 
     path: str
@@ -112,6 +70,7 @@ class Knob:
     minimum: float | None = None
     maximum: float | None = None
     usual: str = ""
+    ignored_by: tuple[str, ...] = ()
 
     @property
     def element_id(self) -> str:
@@ -122,9 +81,7 @@ class Knob:
         """The value as the input's text."""
         if self.kind == "texts":
             return "\n".join(text.replace("\\", "\\\\").replace("\n", "\\n") for text in self.value)
-        if self.kind == "answer" and self.value is not None:
-            return "yes" if self.value else "no"
-        return "" if self.value is None else f"{self.value}"
+        return said(self.value)
 
     @property
     def range(self) -> str:
@@ -157,19 +114,44 @@ class Section:
     variants: tuple[Variant, ...] = ()
     chosen: str = ""
 
+    @property
+    def ignored_by(self) -> tuple[str, ...]:
+        """The algorithms that have no use for anything in it."""
+        if self.variants:
+            return ignored_by(self.path)
+        of_knobs = [set(knob.ignored_by) for knob in self.knobs]
+        return tuple(name for name in ALGORITHMS if all(name in names for names in of_knobs))
+
 
 def sections(values: Mapping[str, Any]) -> list[Section]:
     """The form's sections with ``values`` (an ``rl`` tree as JSON) in the knobs."""
-    usual = _usual(values)
-    plain = list(_knobs(RLConfig, RL, values, usual))
+    usual = usual_values(values)
+    return [
+        replace(
+            section,
+            knobs=_with_usual(section.knobs, usual),
+            variants=tuple(replace(each, knobs=_with_usual(each.knobs, usual)) for each in section.variants),
+        )
+        for section in _sections(values)
+    ]
+
+
+def _with_usual(knobs: tuple[Knob, ...], usual: Mapping[str, Any]) -> tuple[Knob, ...]:
+    return tuple(
+        replace(knob, usual=said(usual.get(knob.path))) if knob.value is None else knob for knob in knobs
+    )
+
+
+def _sections(values: Mapping[str, Any]) -> list[Section]:
+    plain = [knob for knob in _knobs(RLConfig, RL, values) if knob.path != ALGORITHM]
     machine = {f"{RL}.{name}" for name in MACHINE}
     found = [Section(RL, *SECTION_WORDS[RL], knobs=tuple(k for k in plain if k.path not in machine))]
     for name, info in RLConfig.model_fields.items():
-        path = f"{RL}.{name}"
+        path, model = f"{RL}.{name}", _model(info.annotation)
         if name in UNIONS:
             found.append(_union_section(name, values[name]))
-        elif _is_model(info.annotation):
-            knobs = tuple(_knobs(info.annotation, path, values[name], usual[name]))
+        elif model is not None:
+            knobs = tuple(_knobs(model, path, values[name]))
             found.append(Section(path, *SECTION_WORDS[path], knobs=knobs))
     last = tuple(knob for knob in plain if knob.path in machine)
     return [*found, Section(f"{RL}.machine", *MACHINE_WORDS, knobs=last)]
@@ -180,57 +162,29 @@ def _union_section(name: str, values: Mapping[str, Any]) -> Section:
     variants = []
     for tag, model in UNIONS[name].items():
         shown = values if values["type"] == tag else model().model_dump(mode="json")
-        knobs = tuple(knob for knob in _knobs(model, path, shown, shown) if knob.path != f"{path}.type")
+        knobs = tuple(knob for knob in _knobs(model, path, shown) if knob.path != f"{path}.type")
         variants.append(Variant(tag, *VARIANT_WORDS[tag], knobs))
     return Section(path, *SECTION_WORDS[path], knobs=(), variants=tuple(variants), chosen=values["type"])
 
 
-def _usual(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What is chosen for everything that ``values`` leave out; as for the defaults where they do not fit."""
-    said = {name: value for name, value in _said(values).items() if name not in UNIONS}
-    try:
-        return RLConfig.model_validate({**said, "tuning": values["tuning"]}).model_dump(mode="json")
-    except ValidationError:
-        return RLConfig().model_dump(mode="json")
-
-
-def _said(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is left out."""
-    return {
-        name: _said(value) if isinstance(value, Mapping) else value
-        for name, value in values.items()
-        if value is not None
-    }
-
-
-def _knobs(
-    model: type[BaseModel], prefix: str, values: Mapping[str, Any], usual: Mapping[str, Any]
-) -> Iterator[Knob]:
+def _knobs(model: type[BaseModel], prefix: str, values: Mapping[str, Any]) -> Iterator[Knob]:
     for name, info in model.model_fields.items():
         kind, options = _kind(info.annotation)
         if kind is None:
             continue
         path = f"{prefix}.{name}"
-        if path == ALGORITHM:
-            options = ALGORITHMS_OFFERED
         minimum, maximum = _bounds(info)
         yield Knob(
             path=path,
             kind=kind,
             label=LABELS.get(name) or name.replace("_", " ").capitalize(),
-            help=info.description or HELP.get(path, ""),
+            help=HELP.get(path) or info.description or "",
             value=values[name],
-            options=options,
+            options=("", *options) if kind == "choice" and info.default is None else options,
             minimum=minimum,
             maximum=maximum,
-            usual=_words(usual.get(name)) if info.default is None else "",
+            ignored_by=ignored_by(path),
         )
-
-
-def _words(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "none" if value is None else f"{value}"
 
 
 def _kind(annotation: Any) -> tuple[str | None, tuple[str, ...]]:
@@ -249,13 +203,18 @@ def _kind(annotation: Any) -> tuple[str | None, tuple[str, ...]]:
         return ("choices", inner[1]) if inner[0] == "choice" else ("texts", ())
     if origin in {Union, types.UnionType}:
         plain = [argument for argument in arguments if argument is not type(None)]
-        if any(_is_model(argument) for argument in plain):
-            return None, ()
-        kind, options = _kind(plain[0])
-        return ("answer", ("", "yes", "no")) if kind == "flag" else (kind, ("", *options) if options else ())
+        if plain == [bool]:
+            return "answer", tuple(ANSWERS)
+        return (None, ()) if any(_is_model(argument) for argument in plain) else _kind(plain[0])
     if origin is Annotated or _is_model(annotation):
         return None, ()
     return "text", ()
+
+
+def _model(annotation: Any) -> type[BaseModel] | None:
+    """The one model that a field holds, or may hold."""
+    plain = [part for part in get_args(annotation) if part is not type(None)] or [annotation]
+    return plain[0] if len(plain) == 1 and _is_model(plain[0]) else None
 
 
 def _is_model(annotation: Any) -> bool:
@@ -269,19 +228,63 @@ def _bounds(info: FieldInfo) -> tuple[float | None, float | None]:
     return low, high
 
 
+# ---------------------------------------------------------------- values
+
+
+def ignored_by(path: str) -> tuple[str, ...]:
+    """The algorithms that have no use for a setting, by its dotted path in the request."""
+    names = path.removeprefix(f"{RL}.").split(".")
+    above = {".".join(names[:length]) for length in range(1, len(names) + 1)}
+    return tuple(name for name, algorithm in ALGORITHMS.items() if above & algorithm.ignores)
+
+
 def default_values() -> dict[str, Any]:
-    """Every default of ``RLConfig``; None for what is left to the algorithm."""
-    return _defaults(RLConfig)
-
-
-def _defaults(model: type[BaseModel]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, info in model.model_fields.items():
-        if isinstance(info.default, BaseModel):
-            found[name] = _defaults(type(info.default))
+    """Every default of ``RLConfig``; None where the algorithm chooses."""
+    found: dict[str, Any] = RLConfig().model_dump(mode="json")
+    for name, info in RLConfig.model_fields.items():
+        model = _model(info.annotation)
+        if model is None:
+            found[name] = None if info.default is None else found[name]
         else:
-            found[name] = list(info.default) if isinstance(info.default, tuple) else info.default
+            inner = found[name] or Value().model_dump(mode="json")
+            chosen = {field for field, about in model.model_fields.items() if about.default is None}
+            found[name] = {field: None if field in chosen else value for field, value in inner.items()}
     return found
+
+
+def usual_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request that says ``values`` has in every setting, flat; while they are wrong, what their
+    algorithm and their kind of tuning have by themselves.
+    """
+    asked = _asked(values, RL, values.get("algorithm"))
+    named = {
+        "algorithm": asked.get("algorithm"),
+        "tuning": {"type": (asked.get("tuning") or {}).get("type")},
+    }
+    for tree in (asked, named):
+        try:
+            return flat(RLConfig.model_validate(tree).model_dump(mode="json"), RL)
+        except ValidationError:
+            continue
+    return {}
+
+
+def _asked(values: Mapping[str, Any], prefix: str, algorithm: Any) -> dict[str, Any]:
+    """What the form sends of ``values``: without what is left out, and without what the algorithm ignores."""
+    found = {}
+    for name, value in values.items():
+        path = f"{prefix}.{name}"
+        if value is None or algorithm in ignored_by(path):
+            continue
+        found[name] = _asked(value, path, algorithm) if isinstance(value, Mapping) else value
+    return found
+
+
+def said(value: Any) -> str:
+    """A value as an input or its placeholder has it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else f"{value}"
 
 
 def flat(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -293,13 +296,22 @@ def flat(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return leaves
 
 
+# ---------------------------------------------------------------- what a browser sends
+
+
 def rl_from_form(data: QueryDict) -> dict[str, Any]:
-    """The ``rl`` object the form describes. An empty input asks for the default; text stays text where a
-    number is due, so that the spec's own check names it."""
-    tree: dict[str, Any] = {}
-    tags = {name: data.get(f"{RL}.{name}.type", next(iter(models))) for name, models in UNIONS.items()}
+    """The ``rl`` object the form describes, without what its algorithm has no use for. An empty input asks
+    for the default; text stays text where a number is due, so that the spec's own check names it.
+    """
+    algorithm = data.get(ALGORITHM, RLConfig.model_fields["algorithm"].default)
+    tree: dict[str, Any] = {"algorithm": algorithm}
+    tags = {
+        name: data.get(f"{RL}.{name}.type", next(iter(models)))
+        for name, models in UNIONS.items()
+        if algorithm not in ignored_by(f"{RL}.{name}")
+    }
     for knob in _all_knobs(tags.values()):
-        value = _read(knob, data)
+        value = None if algorithm in knob.ignored_by else _read(knob, data)
         if value is not None:
             _put(tree, knob.path.split(".")[1:], value)
     for name, tag in tags.items():
@@ -309,15 +321,16 @@ def rl_from_form(data: QueryDict) -> dict[str, Any]:
 
 def shown_values(data: QueryDict, start: Mapping[str, Any]) -> dict[str, Any]:
     """``start`` with what the form says laid over it, right or wrong: what was typed is shown again."""
-    said = rl_from_form(data)
+    typed = rl_from_form(data)
     for name, models in UNIONS.items():
-        if said[name]["type"] != start[name]["type"]:
-            start = {**start, name: models[said[name]["type"]]().model_dump(mode="json")}
-    return merge(dict(start), said)
+        tag = typed.get(name, start[name])["type"]
+        if tag != start[name]["type"]:
+            start = {**start, name: models[tag]().model_dump(mode="json")}
+    return merge(dict(start), typed)
 
 
 def _all_knobs(tags: Collection[str]) -> Iterator[Knob]:
-    for section in sections(default_values()):
+    for section in _sections(default_values()):
         yield from section.knobs
         for variant in section.variants:
             if variant.tag in tags:
@@ -333,10 +346,10 @@ def _read(knob: Knob, data: QueryDict) -> Any:
     if knob.kind == "texts":
         return [ESCAPED.sub(_unescape, line) for line in text.replace("\r\n", "\n").split("\n") if line]
     text = text.strip()
+    if knob.kind == "answer":
+        return ANSWERS.get(text, text)
     if text == "":
         return None
-    if knob.kind == "answer":
-        return {"yes": True, "no": False}.get(text, text)
     return number(text) if knob.kind in {"integer", "number"} else text
 
 
@@ -369,16 +382,16 @@ def differences(rl: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any
     """What of ``rl`` must be said to get it from ``base``: the leaves that differ, as a tree."""
     if rl.get("type", base.get("type")) != base.get("type"):
         return dict(rl)
-    said: dict[str, Any] = {}
+    different: dict[str, Any] = {}
     for name, value in rl.items():
         if isinstance(value, Mapping) and isinstance(base.get(name), Mapping):
             below = differences(value, base[name])
             if below:
                 # A tagged union's settings need the tag beside them.
-                said[name] = {"type": value["type"], **below} if "type" in value else below
+                different[name] = {"type": value["type"], **below} if "type" in value else below
         elif value != base.get(name):
-            said[name] = value
-    return said
+            different[name] = value
+    return different
 
 
 def field_errors(error: ValidationError) -> dict[str, str]:
@@ -386,12 +399,7 @@ def field_errors(error: ValidationError) -> dict[str, str]:
     found: dict[str, str] = {}
     for entry in error.errors(include_url=False):
         names = [str(part) for part in entry["loc"]]
-        path = ".".join(name for i, name in enumerate(names) if not _is_tag(names, i))
-        path, said = located(path, entry["msg"].removeprefix("Value error, "))
-        found.setdefault(path, said)
+        plain = ".".join(name for index, name in enumerate(names) if not index or name not in UNION_TAGS)
+        path, reason = located(plain, entry["msg"].removeprefix("Value error, "))
+        found.setdefault(path, reason)
     return found
-
-
-def _is_tag(names: list[str], index: int) -> bool:
-    """Pydantic puts the tag of a tagged union behind the field that holds it."""
-    return index > 0 and names[index - 1] in {"grader", *UNIONS} and names[index] in TAGS

@@ -9,7 +9,15 @@ from django.http import QueryDict
 from pydantic import ValidationError
 
 from frontend.web import spec_form
-from workers.spec import Asynchronous, FullFineTuning, JobSpec, LoRA, RLConfig
+from workers.spec import (
+    ALGORITHMS,
+    Asynchronous,
+    FullFineTuning,
+    JobSpec,
+    LoRA,
+    RLConfig,
+    default_learning_rate,
+)
 
 GRADER = {"type": "math", "reference": "{{item.answer}}"}
 
@@ -45,7 +53,7 @@ def form(changes: dict[str, Any] | None = None) -> QueryDict:
 
 def test_every_field_of_the_spec_is_shown_once_with_its_default_and_a_word_of_help():
     leaves = spec_form.flat(spec_form.default_values(), "rl")
-    del leaves["rl.value"]  # settings of one algorithm only, by the API
+    del leaves["rl.algorithm"]  # chosen before everything else
     del leaves["rl.tuning.type"], leaves["rl.mode.type"]  # the choice between a section's variants
     leaves["rl.mode.max_staleness"] = Asynchronous().max_staleness  # of the variant that is not chosen
     shown = {knob.path: knob for knob in knobs()}
@@ -61,7 +69,6 @@ def test_help_comes_from_the_schema():
     assert shown["rl.group_size"].help == RLConfig.model_fields["group_size"].description
     assert (shown["rl.group_size"].minimum, shown["rl.group_size"].maximum) == (1, 1024)
     assert shown["rl.loss.average"].options == ("", "token", "sequence", "constant")
-    assert "sft" not in shown["rl.algorithm"].options
 
 
 def test_what_is_left_to_the_algorithm_is_said():
@@ -88,6 +95,44 @@ def test_what_is_left_to_the_algorithm_is_said():
 def test_a_yes_or_no_may_be_left_to_the_algorithm(said, meant):
     rl = spec_form.rl_from_form(form({"rl.normalize_advantage": said}))
     assert rl.get("normalize_advantage") == meant
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_an_algorithm_ignores_is_hidden_and_not_sent(algorithm):
+    changes = {
+        "rl.algorithm": algorithm,
+        "rl.sampling.temperature": "0.7",
+        "rl.loss.dpo_beta": "0.3",
+        "rl.value.lam": "0.9",
+        "rl.group_size": "4",
+        "rl.mode.type": "async",
+        "rl.group_baseline": "yes",
+    }
+    rl = spec_form.rl_from_form(form(changes))
+    config = RLConfig.model_validate(rl)
+    assert config.algorithm == algorithm
+    method = ALGORITHMS[algorithm]
+    assert (config.sampling.temperature == 0.7) == method.rolls_out
+    assert config.asynchronous == method.rolls_out
+    assert (config.loss.dpo_beta == 0.3) == (algorithm == "dpo")
+    assert (config.value is not None and config.value.lam == 0.9) == (algorithm == "ppo")
+    assert (config.group_baseline is True) == (algorithm == "reinforce_pp")
+    for section in spec_form.sections({**spec_form.default_values(), "algorithm": algorithm}):
+        for knob in section.knobs:
+            assert knob.path in spec_form.flat(rl, "rl") or algorithm in knob.ignored_by or knob.shown == ""
+    value = next(s for s in spec_form.sections(spec_form.default_values()) if s.path == "rl.value")
+    assert (algorithm in value.ignored_by) == (algorithm != "ppo")
+
+
+def test_the_usual_rate_is_that_of_the_algorithm_and_of_what_is_trained():
+    values = spec_form.default_values()
+    for algorithm, tuning in (("grpo", "lora"), ("sft", "lora"), ("dpo", "full")):
+        asked = {**values, "algorithm": algorithm, "tuning": {"type": tuning}}
+        usual = spec_form.usual_values(asked)["rl.optimizer.learning_rate"]
+        assert usual == default_learning_rate(algorithm, tuning)
+        # While something is wrong, too.
+        assert spec_form.usual_values({**asked, "steps": "many"})["rl.optimizer.learning_rate"] == usual
+    assert spec_form.usual_values({**values, "algorithm": "magic"}) == {}
 
 
 def test_an_untouched_form_is_the_default_configuration():

@@ -2,14 +2,26 @@
 // while typing, and the upload.
 
 const form = document.getElementById("new-job");
-const { suitable, plain, about, graders, learning_rates } = JSON.parse(document.getElementById("page-data").textContent);
+const { suitable, plain, about, graders, environments, starts, examples } = JSON.parse(
+  document.getElementById("page-data").textContent,
+);
+const RATE = "rl.optimizer.learning_rate";
+const TUNING = "rl.tuning.type";
 const touched = new Set();
 const data = form.elements.training_file;
+const algorithm = form.elements["rl.algorithm"];
+const start = form.elements.start_from;
 
 // ---------------------------------------------------------------- settings that suit the dataset
 
+// What the job has unless it says otherwise. A checkpoint to start from brings how it was trained, and a rate
+// is meant for one kind of tuning.
 function base() {
-  return { ...plain, ...suitable[data.value] };
+  const own = suitable[data.value];
+  const named = touched.has("rl.algorithm") ? algorithm.value : "";
+  const settings = { ...(own ? { ...own[""], ...own[named] } : plain), ...starts[start.value] };
+  const kind = touched.has(TUNING) ? valueOf(TUNING) : settings[TUNING];
+  return own && own[""][TUNING] !== kind ? { ...settings, [RATE]: null } : settings;
 }
 
 function inputsOf(path) {
@@ -18,10 +30,16 @@ function inputsOf(path) {
 
 function put(path, value) {
   for (const input of inputsOf(path)) {
-    if (input.type === "checkbox") input.checked = Array.isArray(value) ? value.includes(input.value) : value;
+    if (input.type === "checkbox") input.checked = Array.isArray(value) ? value.includes(input.value) : Boolean(value);
     else if (input.type === "radio") input.checked = input.value === value;
-    else input.value = Array.isArray(value) ? value.map(escaped).join("\n") : (value ?? "");
+    else input.value = shown(value);
   }
+}
+
+function shown(value) {
+  if (Array.isArray(value)) return value.map(escaped).join("\n");
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  return value ?? "";
 }
 
 function escaped(text) {
@@ -35,14 +53,16 @@ function suit() {
   }
   document.getElementById("about-data").textContent = about[data.value] ?? "";
   showVariant();
-  showGrader();
+  showAlgorithm();
+  showWorld("grader", graders);
+  showWorld("environment", environments);
 }
 
 function valueOf(path, like) {
   const inputs = inputsOf(path);
   if (Array.isArray(like) && inputs[0].type !== "checkbox") return inputs[0].value;
   if (Array.isArray(like)) return inputs.filter((input) => input.checked).map((input) => input.value).join("\n");
-  if (inputs[0].type === "checkbox") return inputs[0].checked;
+  if (inputs[0].type === "checkbox") return inputs[0].checked ? "yes" : "no";
   if (inputs[0].type === "radio") return inputs.find((input) => input.checked)?.value;
   return inputs[0].value.trim();
 }
@@ -53,7 +73,7 @@ function differs(path) {
   if (!inputsOf(path).length) return false;
   const value = valueOf(path, usual);
   if (typeof usual === "number") return value !== "" && Number(value) !== usual;
-  return value !== (Array.isArray(usual) ? usual.map(escaped).join("\n") : (usual ?? ""));
+  return value !== shown(usual);
 }
 
 function mark(path) {
@@ -70,23 +90,52 @@ function showVariant() {
   }
 }
 
-function suitRate() {
-  const path = "rl.optimizer.learning_rate";
-  const chosen = form.querySelector('[name="rl.tuning.type"]:checked').value;
-  if (touched.has(path)) return;
-  put(path, base()["rl.tuning.type"] === chosen ? base()[path] : learning_rates[chosen]);
+// What the algorithm has no use for is not shown; the server does not read it either.
+function showAlgorithm() {
+  const name = algorithm.value;
+  for (const part of form.querySelectorAll("[data-ignored-by]")) {
+    part.hidden = part.dataset.ignoredBy.split(" ").includes(name);
+  }
+  for (const part of form.querySelectorAll("[data-algorithm]")) part.hidden = part.dataset.algorithm !== name;
+  for (const part of form.querySelectorAll("[data-algorithms]")) {
+    part.hidden = !part.dataset.algorithms.split(" ").includes(name);
+  }
 }
 
-function showGrader() {
-  const known = graders[data.value];
-  const choice = form.querySelector('[name="grader_from"][value="dataset"]');
-  choice.disabled = !known;
-  if (!known && choice.checked) form.querySelector('[name="grader_from"][value="json"]').checked = true;
-  const from = form.querySelector('[name="grader_from"]:checked').value;
-  for (const part of form.querySelectorAll("[data-grader]")) part.hidden = part.dataset.grader !== from;
-  document.getElementById("dataset-grader").textContent = known
-    ? known.type === "python" ? known.source : JSON.stringify(known, null, 2)
-    : "";
+// A grader or an environment: the dataset's, none, or one's own.
+function showWorld(kind, known) {
+  const brought = known[data.value];
+  const named = (value) => form.querySelector(`[name="${kind}_from"][value="${value}"]`);
+  const choice = named("dataset");
+  choice.disabled = !(data.value in known);
+  if (choice.disabled && choice.checked) named(kind === "grader" ? "json" : "none").checked = true;
+  const from = form.querySelector(`[name="${kind}_from"]:checked`).value;
+  const card = form.querySelector(`[data-world="${kind}"]`);
+  for (const part of card.querySelectorAll("[data-from]")) part.hidden = part.dataset.from !== from;
+  document.getElementById(`dataset-${kind}`).textContent = brought
+    ? brought.type === "python" ? brought.source : JSON.stringify(brought, null, 2)
+    : `The dataset brings no ${kind}.`;
+}
+
+for (const choice of form.querySelectorAll("[data-example]")) {
+  choice.addEventListener("change", () => {
+    const kind = choice.dataset.example;
+    if (!choice.value) return;
+    form.elements[`${kind}_json`].value = examples[kind][choice.value];
+    choice.value = "";
+    checkSoon();
+  });
+}
+
+// What inputs that are left empty will have.
+function showUsual(usual) {
+  for (const [path, said] of Object.entries(usual)) {
+    for (const input of inputsOf(path)) {
+      const empty = input.querySelector('option[value=""]');
+      if (empty) empty.textContent = said ? `as usual: ${said}` : "as usual";
+      else if (input.inputMode === "decimal") input.placeholder = said;
+    }
+  }
 }
 
 // ---------------------------------------------------------------- checks and the API call
@@ -103,8 +152,9 @@ async function check() {
   const mine = ++latest;
   const answer = await fetch(form.dataset.preview, { method: "POST", body: new FormData(form) });
   if (!answer.ok || answer.redirected || mine !== latest) return;
-  const { errors, curl, sums } = await answer.json();
+  const { errors, curl, sums, usual } = await answer.json();
   document.getElementById("curl").textContent = curl;
+  showUsual(usual);
   showSums(sums);
   for (const place of form.querySelectorAll("[data-error-for]")) {
     const said = errors[place.dataset.errorFor] ?? "";
@@ -127,6 +177,8 @@ function showSums(sums) {
   }
 }
 
+const SUITS = ["rl.algorithm", TUNING, "training_file", "start_from", "grader_from", "environment_from"];
+
 form.addEventListener("input", (event) => {
   const { name } = event.target;
   if (name.startsWith("rl.")) {
@@ -134,9 +186,7 @@ form.addEventListener("input", (event) => {
     mark(name);
   }
   if (name.endsWith(".type")) showVariant();
-  if (name === "rl.tuning.type") suitRate();
-  if (name === "training_file") suit();
-  if (name === "grader_from") showGrader();
+  if (SUITS.includes(name)) suit();
   checkSoon();
 });
 
@@ -145,11 +195,18 @@ form.addEventListener("input", (event) => {
 const upload = document.getElementById("upload");
 const progress = document.getElementById("upload-progress");
 const complaint = document.getElementById("upload-error");
+const taken = document.getElementById("upload-done");
+const purpose = document.getElementById("upload-purpose");
+
+purpose.addEventListener("change", () => {
+  for (const part of form.querySelectorAll("[data-for-purpose]")) part.hidden = part.dataset.forPurpose !== purpose.value;
+});
 
 upload.addEventListener("change", () => {
   const [file] = upload.files;
   if (!file) return;
   const body = new FormData();
+  body.append("purpose", purpose.value);
   body.append("file", file);
   const request = new XMLHttpRequest();
   request.open("POST", form.dataset.upload);
@@ -158,7 +215,7 @@ upload.addEventListener("change", () => {
   request.upload.onprogress = (event) => (progress.value = event.total ? event.loaded / event.total : 0);
   request.onload = () => uploaded(request);
   request.onerror = () => done("The upload did not get through. Try again.");
-  complaint.textContent = "";
+  complaint.textContent = taken.textContent = "";
   progress.value = 0;
   progress.hidden = false;
   request.send(body);
@@ -175,7 +232,12 @@ function uploaded(request) {
     done(request.response?.error ?? `The server refused the file (${request.status}).`);
     return;
   }
-  const { id, filename, rows } = request.response;
+  const { id, filename, rows, purpose: kept } = request.response;
+  if (kept !== "fine-tune") {
+    done("");
+    taken.textContent = `Taken in: tools search it as ${id}.`;
+    return;
+  }
   document.getElementById("own-files").prepend(new Option(`${filename} · ${rows} rows`, id));
   data.value = id;
   done("");
