@@ -12,10 +12,17 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from backend.catalog.models import BaseModel, Corpus, Dataset, File, file_id
-from backend.common.errors import InvalidRequest, TooLarge
+from backend.common.errors import InvalidRequest, NotFound, TooLarge
 from backend.tenants.access import Actor, require_write
 from backend.tenants.models import Organization
-from workers.data.builtin import BuiltinCorpus, BuiltinDataset, write_builtin, write_corpora
+from workers.data.builtin import (
+    BuiltinCorpus,
+    BuiltinDataset,
+    builtin_named,
+    write_builtin,
+    write_corpora,
+)
+from workers.data.builtin.puzzles import DatasetUnavailable
 from workers.data.rows import FileReport, check_corpus, check_jsonl
 from workers.models.chat import ChatTokenizer
 from workers.models.describe import describe
@@ -111,6 +118,15 @@ def model_add(*, name: str, source: str, organization: Organization | None = Non
 def datasets_register() -> list[Dataset]:
     """Write the built-in datasets and put them into the catalog; again, and nothing changes."""
     return [_dataset_register(built) for built in write_builtin(settings.FILES_DIR / "builtin")]
+
+
+def dataset_on_demand(*, actor: Actor, name: str) -> Dataset:
+    """A task of a library, made when it is first asked for, in seconds; ``NotFound`` says why not."""
+    require_write(actor)
+    try:
+        return _dataset_register(builtin_named(name, settings.FILES_DIR / "builtin"))
+    except DatasetUnavailable as error:
+        raise NotFound(f"{error}.") from None
 
 
 def corpora_register() -> list[Corpus]:

@@ -27,6 +27,7 @@ from workers.spec import (
     JobSpec,
     LoRA,
     OwnEnvironment,
+    ReasoningGym,
     RemoteEnvironment,
     RLConfig,
     corpora_of,
@@ -161,6 +162,8 @@ def check_world(spec: JobSpec, source: Source) -> None:
             _check_field(spec, source, "map_field", name)
         case Chat(turns_field=name):
             _check_field(spec, source, "turns_field", name)
+        case ReasoningGym(puzzle_field=name):
+            _check_field(spec, source, "puzzle_field", name)
         case OwnEnvironment():
             try:
                 check_environment(spec.environment.source)

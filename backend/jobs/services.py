@@ -15,7 +15,7 @@ from django.db.models import Q
 
 from backend.catalog.access import dataset_access, file_access, model_access
 from backend.catalog.models import BaseModel, Dataset, File
-from backend.catalog.services import file_remove
+from backend.catalog.services import dataset_on_demand, file_remove
 from backend.common.errors import Conflict, InvalidRequest, LimitReached, NotFound
 from backend.jobs import checks, requests, sizing
 from backend.jobs.events import event_add
@@ -32,6 +32,7 @@ from backend.jobs.tasks import validate_job
 from backend.jobs.transitions import attempt_status_change, job_status_change
 from backend.tenants.access import Actor, require_write
 from backend.tenants.models import Organization
+from workers.data.builtin.puzzles import PREFIX as ON_DEMAND
 from workers.models.config import read_config
 from workers.spec import JobSpec
 
@@ -209,13 +210,14 @@ def _data(actor: Actor, name: str) -> tuple[File | None, Dataset | None]:
     except NotFound:
         pass
     try:
+        if name.startswith(ON_DEMAND):
+            return None, dataset_on_demand(actor=actor, name=name)
         return None, dataset_access(actor, name)
-    except NotFound:
-        raise InvalidRequest(
-            f"There is no file and no built-in dataset {name!r}.",
-            param="training_file",
-            code="file_not_found",
-        ) from None
+    except NotFound as error:
+        said = f"There is no file and no built-in dataset {name!r}."
+        if name.startswith(ON_DEMAND):
+            said = error.message
+        raise InvalidRequest(said, param="training_file", code="file_not_found") from None
 
 
 def _sizes(spec: JobSpec, model: BaseModel, source: File | Dataset, public_id: str) -> dict[str, Any]:

@@ -55,7 +55,9 @@ LANE_HEIGHT = 0.8
 
 @dataclass(frozen=True)
 class Chart:
-    """One metric's chart. ``digits`` are decimals of the value in the chart's head; ``floor`` shows y = 0."""
+    """One metric's chart. ``digits`` are decimals of the value in the chart's head; ``floor`` shows y = 0;
+    ``rare`` is shown by jobs only in which it is ever anything but 0.
+    """
 
     key: str
     title: str
@@ -64,6 +66,7 @@ class Chart:
     tick: str = ""
     floor: bool = False
     wide: bool = False
+    rare: bool = False
 
     @property
     def explanation(self) -> str:
@@ -85,6 +88,21 @@ CHARTS = (
     Chart("clip_fraction", "Clipped tokens", "#d55e00", floor=True),
     Chart("zero_variance_groups", "Groups that teach nothing", "#0072b2", floor=True),
     Chart("waiting", "Waiting for a device", "#e69f00", floor=True),
+    Chart("accuracy", "Pairs told apart", "#4f6bed", floor=True, rare=True),
+    Chart("margin", "Margin of the preferred", "#009e73", rare=True),
+    Chart("value_loss", "Value loss", "#d55e00", digits=4, floor=True, rare=True),
+    Chart("explained_variance", "Explained variance", "#0072b2", rare=True),
+    Chart("turns", "Turns per episode", "#56b4e9", digits=1, floor=True, rare=True),
+    Chart("tool_calls", "Tool calls per episode", "#999933", digits=2, floor=True, rare=True),
+    Chart("tool_errors", "Failed tool calls", "#a3406f", floor=True, rare=True),
+    Chart("environment_errors", "Failed episodes", "#d55e00", floor=True, rare=True),
+    Chart("grade_errors", "Samples without a reward", "#d55e00", floor=True, rare=True),
+    Chart("grade_seconds", "Seconds per grade", "#cc79a7", floor=True, rare=True),
+    Chart("truncated", "Cut completions", "#0072b2", floor=True, rare=True),
+    Chart("masked", "Completions left out", "#a3406f", floor=True, rare=True),
+    Chart("sampling_rounds", "Rounds of rollouts", "#999933", digits=1, floor=True, rare=True),
+    Chart("importance_capped", "Capped importance ratios", "#e69f00", floor=True, rare=True),
+    Chart("staleness", "Staleness", "#56b4e9", digits=2, floor=True, rare=True),
 )
 BY_KEY = {chart.key: chart for chart in CHARTS}
 

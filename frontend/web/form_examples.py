@@ -62,6 +62,7 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
         "max_turns": 4,
         "turn_tokens": 48,
     },
+    "reasoning_gym": {"type": "reasoning_gym", "puzzle_field": "puzzle", "max_turns": 1},
     "remote": {"type": "remote", "url": "https://world.example.com/turn", "secret": "world-key"},
 }
 WORLD_SOURCE = '''class Environment:

@@ -23,6 +23,7 @@ from backend.tenants.access import Actor
 from frontend.web import figures, rows, spec_form, words
 from frontend.web.doors import for_members, page
 from frontend.web.form_request import curl
+from frontend.web.spec_words import RL, SECTION_WORDS
 from workers.spec import JobSpec
 
 JOBS_PER_PAGE = 25
@@ -260,15 +261,25 @@ def job_cost_part(request: HttpRequest, actor: Actor, job_id: str) -> HttpRespon
 
 def _config(spec: dict[str, Any]) -> list[tuple[str, list[tuple[str, Any]]]]:
     """The resolved spec as headed lists of (name, value), in the order of its fields."""
-    head = [(name, spec.get(name)) for name in ("model", "training_file", "seed", "suffix")]
-    sections = [("Job", head), ("Grader", list((spec["grader"] or {}).items()))]
-    rl = spec["rl"]
-    sections.append(("Run", [(name, value) for name, value in rl.items() if not isinstance(value, dict)]))
+    head = [(name, spec.get(name)) for name in ("model", "training_file", "start_from", "seed", "suffix")]
+    worlds = [(name.capitalize(), spec[name]) for name in ("grader", "environment") if spec[name]]
+    sections = [("Job", head), *((title, list(world.items())) for title, world in worlds)]
+    rl, algorithm = spec["rl"], spec["rl"]["algorithm"]
+    plain = [(name, value) for name, value in rl.items() if not isinstance(value, dict)]
+    sections.append(("Run", _used(plain, RL, algorithm)))
     for name, value in rl.items():
-        if isinstance(value, dict):
-            heading = spec_form.SECTION_WORDS[f"{spec_form.RL}.{name}"][0]
-            sections.append((heading, list(value.items())))
+        path = f"{RL}.{name}"
+        if isinstance(value, dict) and algorithm not in spec_form.ignored_by(path):
+            heading = SECTION_WORDS[path][0]
+            sections.append((heading, _used(list(value.items()), path, algorithm)))
     return sections
+
+
+def _used(pairs: list[tuple[str, Any]], prefix: str, algorithm: str) -> list[tuple[str, Any]]:
+    """Without the settings that the algorithm has no use for."""
+    return [
+        (name, value) for name, value in pairs if algorithm not in spec_form.ignored_by(f"{prefix}.{name}")
+    ]
 
 
 @require_POST

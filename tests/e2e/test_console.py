@@ -7,6 +7,7 @@ and the page follows by its stream alone.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -348,14 +349,14 @@ def test_a_job_is_created_with_checks_while_typing(seat: Seat):
     expect(page.locator("#curl")).not_to_contain_text("group_size")
     page.get_by_label("Group size").fill("1")
     expect(page.locator('[data-error-for="rl.group_size"]')).to_contain_text(
-        "greater than or equal to 2", timeout=LIVE_MS
+        "must be at least 2 with algorithm grpo", timeout=LIVE_MS
     )
     page.get_by_label("Group size").fill("6")
     expect(page.locator('[data-error-for="rl.group_size"]')).to_be_empty(timeout=LIVE_MS)
     expect(page.locator("#curl")).to_contain_text('"group_size": 6', timeout=LIVE_MS)
     expect(page.locator("#sums")).to_contain_text("24")
     page.locator("label", has_text="Every weight").click()
-    expect(page.get_by_label("Learning rate")).to_have_value("0.00001")
+    expect(page.get_by_label("Learning rate")).to_have_attribute("placeholder", "1e-05", timeout=LIVE_MS)
     page.locator("label", has_text="LoRA adapter").click()
     page.get_by_label("Name", exact=True).fill("from the browser")
     page.get_by_role("button", name="Create job").click()
@@ -365,6 +366,38 @@ def test_a_job_is_created_with_checks_while_typing(seat: Seat):
     page.once("dialog", lambda dialog: dialog.accept())
     page.get_by_role("button", name="Cancel job").click()
     expect(page.locator("[data-status]")).to_have_text("Cancelled", timeout=LIVE_MS)
+
+
+def test_the_form_follows_the_algorithm(seat: Seat):
+    page = seat.page
+    seat.open("/jobs/new")
+    chosen = page.get_by_label("Algorithm", exact=True)
+    expect(page.get_by_label("Clip high")).to_have_attribute("placeholder", "0.2", timeout=LIVE_MS)
+    chosen.select_option("dapo")
+    expect(page.get_by_label("Clip high")).to_have_attribute("placeholder", "0.28", timeout=LIVE_MS)
+    page.get_by_label("Longest completion").or_(page.get_by_label("Max tokens")).fill("50")
+    expect(page.get_by_label("Overlong buffer")).to_have_attribute("placeholder", "10", timeout=LIVE_MS)
+    expect(page.get_by_role("heading", name="Value head")).to_be_hidden()
+    page.get_by_label("Temperature").fill("0.7")
+    chosen.select_option("sft")
+    for name in ("Grader", "Environment", "Steps", "Value head"):
+        expect(page.get_by_role("heading", name=name, exact=True)).to_be_hidden()
+    expect(page.get_by_label("Temperature")).to_be_hidden()
+    expect(page.get_by_label("Learning rate")).to_have_attribute("placeholder", "0.0002", timeout=LIVE_MS)
+    expect(page.locator("#curl")).to_contain_text('"algorithm": "sft"', timeout=LIVE_MS)
+    expect(page.locator("#curl")).not_to_contain_text("temperature")
+    chosen.select_option("ppo")
+    expect(page.get_by_role("heading", name="Value head")).to_be_visible()
+    # What was typed comes back with the input.
+    expect(page.get_by_label("Temperature")).to_have_value("0.7")
+    expect(page.locator("#curl")).to_contain_text('"temperature": 0.7', timeout=LIVE_MS)
+
+    environment = page.locator('[data-world="environment"]')
+    environment.locator("label", has_text="JSON").first.click()
+    environment.get_by_label("Begin with an example").select_option("tools")
+    expect(page.locator("#environment_json")).to_have_value(re.compile("calculator"))
+    page.locator("#environment_json").fill('{"type": "guessing_game", "max_turns": 0}')
+    expect(page.locator('[data-error-for="environment"]')).to_contain_text("max_turns", timeout=LIVE_MS)
 
 
 def test_a_file_is_uploaded_in_the_form(seat: Seat, tmp_path: Path):
@@ -482,6 +515,14 @@ def test_pages_fit_wide_and_narrow_screens_in_both_themes(seat: Seat, scheme: st
     seat.open("/jobs/new")
     expect(page.locator("#curl")).to_contain_text("curl", timeout=LIVE_MS)
     look("new-job")
+    page.get_by_label("Algorithm", exact=True).select_option("ppo")
+    for kind in ("grader", "environment"):
+        page.locator(f'[data-world="{kind}"] label', has_text="JSON").first.click()
+    expect(page.locator("#curl")).to_contain_text("ppo", timeout=LIVE_MS)
+    look("new-job-ppo")
+    page.get_by_label("Algorithm", exact=True).select_option("sft")
+    expect(page.locator("#curl")).to_contain_text("sft", timeout=LIVE_MS)
+    look("new-job-sft")
     seat.open(f"/jobs/{seat.job.public_id}")
     seat.wait_for_points("reward", 3)
     look("metrics")

@@ -50,9 +50,14 @@ function drawCharts(figures) {
   for (const plot of charts()) drawChart(plot, figures[plot.dataset.chart]);
 }
 
-// A chart without a point keeps its words instead of empty axes.
+// A chart without a step keeps its words instead of empty axes. What the job's steps never have is not shown,
+// nor what is rare and always 0 in it.
 function drawChart(plot, figure) {
-  if (!figure.data.at(-1).y.length) return;
+  const { y } = figure.data.at(-1);
+  const card = plot.closest("article");
+  if (!y.length) return;
+  card.hidden = !y.some((value) => value !== null && value !== undefined && (value !== 0 || !("rare" in card.dataset)));
+  if (card.hidden) return;
   if (!plot.data) plot.textContent = "";
   draw(plot, figure);
   showLatest(plot);
@@ -68,10 +73,13 @@ function showLatest(plot) {
 async function extendCharts() {
   if (lastStep < 0) return redrawCharts();
   const { points, cost, last_step } = await getJson(`${page.dataset.points}?after=${lastStep}`);
+  let waiting = false;
   for (const plot of charts()) {
     const key = plot.dataset.chart;
     if (key === "cost") {
       drawChart(plot, cost);
+    } else if (!plot.data) {
+      if (points[key].y.at(-1).some(Boolean)) waiting = true;
     } else if (points[key].x[0].length) {
       const traces = points[key].x.map((_, index) => index);
       await Plotly.extendTraces(plot, points[key], traces, state.max_points);
@@ -79,6 +87,7 @@ async function extendCharts() {
     }
   }
   lastStep = last_step;
+  if (waiting) await redrawCharts();
 }
 
 // A step that was trained again after a loss replaces what is drawn.
