@@ -20,6 +20,8 @@ from backend.jobs.services import job_cancel, job_create
 from backend.jobs.states import JobStatus
 from workers.protocol import METRICS
 
+#: Metrics of what rewards are made of, by the parts' own names.
+PART = "reward."
 #: Numbers that the columns of a sample can hold.
 SAMPLE_ID = re.compile(r"sample-([0-9]{1,9})-([0-9]{1,9})-([0-9]{1,9})", re.ASCII)
 
@@ -139,7 +141,7 @@ def _metric_names(text: str | None) -> list[str] | None:
     if text is None:
         return None
     names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in METRICS]
+    unknown = [name for name in names if name not in METRICS and not name.startswith(PART)]
     if unknown:
         raise InvalidRequest(
             f"names: there is no metric {unknown[0][:40]!r}; there are {', '.join(METRICS)}", param="names"

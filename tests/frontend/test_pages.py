@@ -218,6 +218,21 @@ def test_the_job_page_holds_what_has_happened(acme, ran):
     assert "Cancel job" not in acme.viewer.get(url("job", ran.public_id)).content.decode()
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "shown", "hidden"),
+    [
+        ("sft", "learning_rate", "Grader"),
+        ("dpo", "dpo_beta", "temperature"),
+        ("ppo", "Value head", "dpo_beta"),
+    ],
+)
+def test_the_configuration_is_what_the_algorithm_uses(acme, tmp_path, algorithm, shown, hidden):
+    job = factories.job(acme.organization, tmp_path, rl={"algorithm": algorithm})
+    config = acme.client.get(url("job", job.public_id)).context["config"]
+    said = {heading for heading, _ in config} | {name for _, pairs in config for name, _ in pairs}
+    assert shown in said and hidden not in said
+
+
 def test_points_are_the_tail_after_a_step(acme, ran):
     points = acme.client.get(url("job_points", ran.public_id), {"after": 0}).json()
     assert points["last_step"] == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from functools import partial
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -187,10 +188,44 @@ def test_pages_of_samples_are_asked_for_in_form(query, param, acme, tmp_path):
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "method", "names"),
+    [
+        ("sft", "supervised", {"batch_size", "learning_rate"}),
+        ("dpo", "dpo", {"batch_size", "learning_rate", "beta"}),
+        ("rloo", "reinforcement", {"batch_size", "learning_rate"}),
+    ],
+)
+def test_a_job_is_of_openais_method(algorithm, method, names, acme, tmp_path):
+    job = factories.job(acme.organization, tmp_path, rl={"algorithm": algorithm})
+    shown = acme.client.get(f"/v1/fine_tuning/jobs/{job.public_id}").json()
+    assert shown["method"]["type"] == method
+    assert set(shown["method"][method]["hyperparameters"]) == names
+    assert ("grader" in shown["method"][method]) == (method == "reinforcement")
+    assert (shown["environment"], shown["start_from"]) == (None, None)
+
+
+def test_the_method_and_the_resolved_spec_that_are_answered_are_requests(acme, model, tmp_path):
+    rows = [factories.row("a", chosen="b", rejected="c")] * 4
+    file = factories.file(acme.organization, tmp_path, rows=rows)
+    asked = {"model": "tiny", "training_file": file.public_id, "method": {"type": "dpo"}}
+    post = partial(acme.client.post, "/v1/fine_tuning/jobs", format="json")
+    first = post(asked).json()
+    assert post({**asked, "method": first["method"]}).json()["resolved"] == first["resolved"]
+    assert post(first["resolved"]).json()["resolved"] == first["resolved"]
+
+
+def test_a_puzzle_that_there_is_not_is_said(acme, northwind, model):
+    asked = {"model": "tiny", "training_file": "reasoning-gym/../secrets"}
+    response = acme.client.post("/v1/fine_tuning/jobs", asked, format="json")
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, "training_file", "file_not_found")
+
+
 def test_only_metrics_that_there_are(acme, tmp_path):
     job = factories.job(acme.organization, tmp_path)
     url = f"/v1/fine_tuning/jobs/{job.public_id}/metrics"
-    assert acme.client.get(f"{url}?names=reward,loss").json()["data"] == []
+    assert acme.client.get(f"{url}?names=reward,loss,reward.exact").json()["data"] == []
     error = acme.client.get(f"{url}?names=rewrd").json()["error"]
     assert error["param"] == "names" and "'rewrd'" in error["message"]
 
