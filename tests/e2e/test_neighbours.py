@@ -171,7 +171,8 @@ def require_right(ran: Ran, step: int, key: tuple[int, int], model: Path) -> Non
     tokenizer = ChatTokenizer(model)
     group, index = key
     row = row_at(spec.seed, step * spec.rl.prompts_per_step + group, len(ROWS), spec.rl.shuffle)
-    prompt = batches.Prompt(group, row, ROWS[row], tuple(tokenizer.encode_chat(ROWS[row]["messages"])))
+    messages = ROWS[row]["messages"]
+    prompt = batches.Prompt(group, row, ROWS[row], messages, tuple(tokenizer.encode_chat(messages)))
     request = batches.requests(spec, "run", step, prompt, tokenizer.eos_ids)[index]
     weights = load_weights(model, torch.float32, torch.device("cpu"))
     lora = spec.rl.tuning
