@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from workers.envs.conversation import MARK
 from workers.models.chat import ChatTokenizer
 from workers.rl.batching import Batch
 
 Message = Mapping[str, Any]
-
-MARK = "\N{REFERENCE MARK}turn\N{REFERENCE MARK}"
 
 
 @dataclass(frozen=True)

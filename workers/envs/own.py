@@ -9,10 +9,9 @@ from __future__ import annotations
 from workers.envs.answers import observation_of
 from workers.envs.environment import Beginning, Observation
 from workers.envs.helpers import failure_of
-from workers.sandbox.pool import check_source
+from workers.sandbox.pool import ENVIRONMENT, check_source
 from workers.spec import OwnEnvironment as Settings
 
-WANTED = ("Environment.__init__(item, seed)", "Environment.step(turn)")
 #: Stands behind the tenant's source, so that lines keep their numbers.
 HARNESS = """
 
@@ -35,7 +34,7 @@ def _jigsaw_step(episode, item, seed, turns):
 
 def check_environment(source: str) -> None:
     """Refuse a source that does not compile or has no such class; ``ValueError`` names the line."""
-    check_source(source, WANTED)
+    check_source(source, ENVIRONMENT)
 
 
 class OwnEnvironment:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from workers.rl.averages import Denominator
+
+T = TypeVar("T")
 
 #: A micro-batch's memory grows with its padded tokens times the longest sequence.
 MICRO_BATCH_TOKENS = 8192
@@ -87,6 +89,16 @@ class Batch:
             old_logprobs=self.old_logprobs if old is None else old,
             reference_logprobs=self.reference_logprobs if reference is None else reference,
         )
+
+
+def sampled(batch: Batch, rows: Sequence[Sequence[T]]) -> list[T]:
+    """The entries of the sampled tokens, one sample after the other."""
+    return [
+        value
+        for row, marks in zip(rows, batch.sampled, strict=True)
+        for value, mark in zip(row, marks, strict=True)
+        if mark
+    ]
 
 
 def denominator(batch: Batch, max_tokens: int) -> Denominator:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from workers.rl import kl
 from workers.rl.averages import averaging
-from workers.rl.batching import Batch
+from workers.rl.batching import Batch, sampled
 from workers.rl.losses import (
     clipped_policy_loss,
     clipped_value_loss,
@@ -187,13 +187,7 @@ class _Rows:
         self.lengths_R = torch.tensor([sum(marks) for marks in micro.sampled], device=device)
 
     def column(self, lists: Sequence[Sequence[float]]) -> Tensor:
-        found = [
-            value
-            for row, marks in zip(lists, self._micro.sampled, strict=True)
-            for value, sampled in zip(row, marks, strict=True)
-            if sampled
-        ]
-        return torch.tensor(found, dtype=torch.float32, device=self._device)
+        return torch.tensor(sampled(self._micro, lists), dtype=torch.float32, device=self._device)
 
     def weights(self, average: str) -> Tensor:
         return token_weights(self.lengths_R, average).float().repeat_interleave(self.lengths_R)

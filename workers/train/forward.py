@@ -16,7 +16,7 @@ from torch import Tensor
 from workers.engines.decoder import Adapters, Addition, hidden_states
 from workers.engines.packed import pack, packed_attention
 from workers.engines.weights import Weights
-from workers.rl.batching import Batch
+from workers.rl.batching import Batch, sampled
 from workers.train.dropout import mask_bytes, segments, with_dropout
 
 T = TypeVar("T")
@@ -78,16 +78,6 @@ def predicting_states(policy: Policy, batch: Batch, keep: int, drawing: Drawing 
 def targets(batch: Batch, device: torch.device) -> Tensor:
     """The sampled tokens, [N]."""
     return torch.tensor(sampled(batch, batch.completions), dtype=torch.int64, device=device)
-
-
-def sampled(batch: Batch, rows: Sequence[Sequence[T]]) -> list[T]:
-    """The entries of the sampled tokens, one sample after the other."""
-    return [
-        value
-        for row, marks in zip(rows, batch.sampled, strict=True)
-        for value, mark in zip(row, marks, strict=True)
-        if mark
-    ]
 
 
 def by_sample(batch: Batch, values: Sequence[float]) -> list[list[float]]:

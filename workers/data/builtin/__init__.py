@@ -1,4 +1,4 @@
-"""Datasets for a first job: a small model visibly learns each within minutes on a CPU.
+"""Datasets for a first job with a small model on a CPU.
 
 Rows come from a seeded generator, so the bytes are the same everywhere. All graders give partial credit: a
 small model with few samples a step learns nothing from a reward it almost never gets. All give 0 to an empty
